@@ -1,0 +1,91 @@
+"""Text -> windows of token ids, the same for every variant."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.errors import CorpusError, of
+from pipeline.files import new_folder, read_json, write_json
+from pipeline.paths import SAMPLE_TEXT
+from pipeline.source.tokenizer import Tokenizer
+from pipeline.types import Windows
+
+NAMES = ("sample", "file")
+
+
+def text_path(name: str, path: Path | None) -> Path:
+    """Where a corpus of params lies: `sample` is embedded, `file` is the user's.
+
+    Raises:
+        CorpusError: an unknown name, `file` without a path, or a path that is not a file.
+    """
+    if name not in NAMES:
+        raise CorpusError(f"corpus {name!r} does not exist; {of(name, NAMES)}.")
+    if (name == "file") != (path is not None):
+        raise CorpusError("corpus: `file` needs a path to a UTF-8 text, `sample` takes none.")
+    found = path or SAMPLE_TEXT
+    if not found.is_file():
+        raise CorpusError(f"corpus: {found} is not a file. Give the path of a UTF-8 text.")
+    return found
+
+
+def read_text(path: Path) -> tuple[str, str]:
+    """The text, its line ends untouched, and the sha256 of its bytes: a copy with other line ends is another corpus.
+
+    Raises:
+        CorpusError: not UTF-8, with the offset of the first bad byte.
+    """
+    data = path.read_bytes()
+    try:
+        return data.decode("utf-8"), hashlib.sha256(data).hexdigest()
+    except UnicodeDecodeError as error:
+        raise CorpusError(
+            f"{path} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x} ({error.reason}). Convert it to UTF-8."
+        ) from error
+
+
+def cut(name: str, path: Path, tokenizer: Tokenizer, vocab_size: int, context: int, windows: int | None) -> Windows:
+    """Consecutive windows of `context` tokens that share none; the tail is dropped. None takes all windows there are.
+
+    Raises:
+        CorpusError: a context too short to score, or a text too short for the windows asked for.
+    """
+    if context < 4:
+        raise CorpusError(f"corpus.context is {context}; at least 4 tokens are needed to score one.")
+    text, digest = read_text(path)
+    ids = tokenizer.encode(text)
+    held = len(ids) // context
+    wanted = held if windows is None else windows
+    if held < max(1, wanted):
+        raise CorpusError(
+            f"corpus {path.name} has {len(ids)} tokens: {held} windows of {context}. {max(1, wanted)} windows need "
+            f"{max(1, wanted) * context} tokens: give a longer text, or ask for fewer windows or a shorter context."
+        )
+    cut_ids = ids[: wanted * context].reshape(wanted, context)
+    lengths = tokenizer.byte_lengths(vocab_size)
+    targets = cut_ids[:, context // 2 + 1 :]
+    return Windows(name, digest, tokenizer.sha256, cut_ids, lengths[targets].sum(axis=1))
+
+
+def save(windows: Windows, folder: Path) -> None:
+    """ids.npy and meta.json in a new folder."""
+    with new_folder(folder) as partial:
+        np.save(partial / "ids.npy", windows.ids)
+        meta = {
+            "name": windows.name,
+            "text_sha256": windows.text_sha256,
+            "tokenizer_sha256": windows.tokenizer_sha256,
+            "span_bytes": windows.span_bytes.tolist(),
+        }
+        write_json(partial / "meta.json", meta)
+
+
+def load(folder: Path) -> Windows:
+    meta = read_json(folder / "meta.json", CorpusError)
+    ids = np.load(folder / "ids.npy")
+    return Windows(
+        meta["name"], meta["text_sha256"], meta["tokenizer_sha256"], ids, np.array(meta["span_bytes"], dtype=np.int64)
+    )

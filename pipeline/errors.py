@@ -1,0 +1,68 @@
+"""The error tree.
+
+PipelineError                 a mistake of input or environment; shown to the user without a traceback, exit code 2
+├── ParamsError               params.yaml or a flag
+├── CheckpointError           the source: config, safetensors, index
+├── TokenizerError            tokenizer.json
+├── CorpusError               the text or its windows
+├── QuantizationError         a tensor that a scheme cannot encode
+├── OutputError               a place that cannot be written
+├── ArtifactError             an artifact that is not what its artifact.json says, or does not load
+└── MeasurementError          logits or times that cannot be true
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class PipelineError(Exception):
+    """What is wrong and where, expected against found, and what to do."""
+
+
+class ParamsError(PipelineError):
+    pass
+
+
+class CheckpointError(PipelineError):
+    pass
+
+
+class TokenizerError(PipelineError):
+    pass
+
+
+class CorpusError(PipelineError):
+    pass
+
+
+class QuantizationError(PipelineError):
+    pass
+
+
+class OutputError(PipelineError):
+    pass
+
+
+class ArtifactError(PipelineError):
+    pass
+
+
+class MeasurementError(PipelineError):
+    pass
+
+
+def listed(problems: Sequence[str], most: int = 20) -> str:
+    """Problems as indented lines, cut after `most` with their number."""
+    lines = [f"  - {problem}" for problem in problems[:most]]
+    if len(problems) > most:
+        lines.append(f"  … and {len(problems) - most} more")
+    return "\n".join(lines)
+
+
+def of(word: str, known: Sequence[str]) -> str:
+    """' Did you mean …?' or the list of what is known, for an unknown word."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"

@@ -1,0 +1,130 @@
+"""Files that appear whole or not at all, JSON, and hashes that are computed once."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import OutputError, PipelineError
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A temporary sibling of `path` to fill, renamed to `path` at the end and removed on any failure.
+
+    A sibling left by a killed run is removed at the next start; one that is being written by a living run is not.
+
+    Raises:
+        OutputError: `path` exists, its parent cannot be written, or another run is writing it.
+    """
+    if path.exists():
+        raise OutputError(f"{path} exists. Remove it or name another output folder.")
+    partial = path.parent / f".{path.name}.partial"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if partial.exists():
+            with _locked(partial):
+                shutil.rmtree(partial)
+        partial.mkdir()
+    except OSError as error:
+        raise OutputError(f"{path.parent} cannot be written: {error.strerror}. Choose a folder that can.") from error
+    with _locked(partial):
+        try:
+            yield partial
+            os.rename(partial, path)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Holds an advisory lock on a folder; the kernel lets it go when the process dies, however it dies."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OutputError(f"{folder} is being written by another run. Wait for it to end.") from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A temporary sibling of `path` to write, which then takes the place of `path`; removed on any failure.
+
+    The old file is replaced, never written into: it may be linked to DVC's cache.
+    """
+    partial = path.parent / f".{path.name}.partial"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        os.replace(partial, path)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror}. Choose a place that can.") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    with new_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """A dataclass or plain value as JSON, keys in their order. NaN and infinity are refused: no reader agrees on them."""
+    plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+    write_text(path, json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path, error: type[PipelineError] = PipelineError) -> Any:
+    """The value of a JSON file.
+
+    Raises:
+        error: the file is absent or holds no JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise error(f"{path} cannot be read: {problem.strerror}.") from problem
+    except ValueError as problem:
+        raise error(f"{path} is not valid JSON: {problem}.") from problem
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of a file, read in blocks."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def cache_folder() -> Path:
+    """The user's cache folder of quantgate: hashes by file, references by identity."""
+    from platformdirs import user_cache_path
+
+    return user_cache_path("quantgate", appauthor=False)
+
+
+def cached_sha256(paths: list[Path]) -> dict[Path, str]:
+    """Hex digests of files, recomputed only where path, size, mtime or inode differ from the last time."""
+    memory = cache_folder() / "sha256.json"
+    known: dict[str, str] = read_json(memory) if memory.exists() else {}
+    digests: dict[Path, str] = {}
+    fresh: dict[str, str] = {}
+    for path in paths:
+        stat = path.stat()
+        key = f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}|{stat.st_ino}"
+        digests[path] = fresh[key] = known.get(key) or sha256(path)
+    if not fresh.keys() <= known.keys():
+        kept = list({**known, **fresh}.items())[-1000:]  # the newest, so that the file stays small
+        write_json(memory, dict(kept))
+    return digests

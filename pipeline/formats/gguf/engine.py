@@ -1,0 +1,94 @@
+"""llama.cpp as a library: loaded once, quiet, asked for its version and instruction set."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pipeline.errors import ArtifactError, PipelineError
+
+_log: list[str] = []  # the last lines that llama.cpp logged, for errors
+
+
+@cache
+def llama() -> ModuleType:
+    """The module llama_cpp with its backend initialised and its log kept instead of printed.
+
+    Raises:
+        PipelineError: llama-cpp-python is not installed.
+    """
+    try:
+        import llama_cpp
+    except ImportError as error:
+        raise PipelineError(f"llama-cpp-python does not load ({error}). Run: pip install -e '.[gguf]'") from error
+    llama_cpp.llama_log_set(_keep_log(llama_cpp), ctypes.c_void_p(0))
+    llama_cpp.llama_backend_init()
+    return llama_cpp  # type: ignore[no-any-return]
+
+
+@cache
+def _keep_log(llama_cpp: Any) -> Any:
+    """The callback, cached so that ctypes does not let it go."""
+
+    @llama_cpp.llama_log_callback
+    def keep(level: int, text: bytes, user_data: object) -> None:
+        _log.append(text.decode(errors="replace"))
+        del _log[:-40]
+
+    return keep
+
+
+def last_words(lines: int = 3) -> str:
+    """What llama.cpp said last, for an error message."""
+    said = [line for line in "".join(_log).splitlines() if line.strip()]
+    return "\n".join(f"  llama.cpp: {line}" for line in said[-lines:])
+
+
+def version() -> str:
+    """'llama-cpp-python 0.3.36, ggml 0.25.3 (0c1e57098)': the commit tells llama.cpp's."""
+    from pipeline.formats.gguf.kernels import library
+
+    lib = library()
+    lib.ggml_version.restype = lib.ggml_commit.restype = ctypes.c_char_p
+    return f"llama-cpp-python {llama().__version__}, ggml {lib.ggml_version().decode()} ({lib.ggml_commit().decode()})"
+
+
+def instruction_set() -> str:
+    """'AVX AVX2 F16C FMA …': what the engine was built with and uses; scores depend on it."""
+    info = llama().llama_print_system_info().decode()
+    features = [part.strip() for part in info.split(":", 1)[-1].split("|")]
+    return " ".join(feature[:-4] for feature in features if feature.endswith(" = 1"))
+
+
+def load_model(path: Path, **settings: Any) -> Any:
+    """A llama_model, to be freed by its taker.
+
+    Raises:
+        ArtifactError: llama.cpp does not load the file, with its last words.
+    """
+    cpp = llama()
+    _log.clear()
+    params = cpp.llama_model_default_params()
+    for name, value in settings.items():
+        setattr(params, name, value)
+    model = cpp.llama_model_load_from_file(str(path).encode(), params)
+    if not model:
+        raise ArtifactError(f"llama.cpp cannot load {path}:\n{last_words()}")
+    return model
+
+
+def check_vocabulary(path: Path, tokens: int) -> None:
+    """llama.cpp opens the file's vocabulary, without loading weights, and counts `tokens`.
+
+    Raises:
+        ArtifactError: it does not.
+    """
+    cpp = llama()
+    model = load_model(path, vocab_only=True)
+    found = cpp.llama_vocab_n_tokens(cpp.llama_model_get_vocab(model))
+    cpp.llama_model_free(model)
+    if found != tokens:
+        raise ArtifactError(f"{path}: llama.cpp reads {found} tokens, expected {tokens}.")

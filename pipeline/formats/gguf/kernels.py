@@ -1,0 +1,100 @@
+"""libggml-base through ctypes: the quantization kernels llama-quantize runs, and the library's own reader of GGUF tables.
+
+ctypes lets go of the interpreter lock during a call, so threads over blocks of rows scale. Declarations: ggml/include/ggml.h and gguf.h.
+ggml aborts the process on bad input; nothing reaches it here that was not checked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import ArtifactError, PipelineError, QuantizationError
+from pipeline.formats.gguf.schemes import GGML_TYPES
+from pipeline.types import Encoding
+
+
+class _GgufInit(ctypes.Structure):
+    _fields_ = [("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p)]
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """libggml-base of the installed llama-cpp-python, found without importing the package (which takes 0.3 s).
+
+    Raises:
+        PipelineError: llama-cpp-python is not installed.
+    """
+    spec = find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        raise PipelineError("llama-cpp-python is not installed. Run: pip install -e '.[gguf]'")
+    suffix = "dylib" if sys.platform == "darwin" else "so"
+    lib = ctypes.CDLL(str(Path(spec.origin).parent / "lib" / f"libggml-base.{suffix}"))
+    pointer, size, i64 = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64
+    for name, result, arguments in (
+        ("ggml_quantize_chunk", size, [ctypes.c_int, pointer, pointer, i64, i64, i64, pointer]),
+        ("ggml_validate_row_data", ctypes.c_bool, [ctypes.c_int, pointer, size]),
+        ("gguf_init_from_file", pointer, [ctypes.c_char_p, _GgufInit]),
+        ("gguf_free", None, [pointer]),
+        ("gguf_get_data_offset", size, [pointer]),
+        ("gguf_get_n_tensors", i64, [pointer]),
+        ("gguf_get_tensor_name", ctypes.c_char_p, [pointer, i64]),
+        ("gguf_get_tensor_type", ctypes.c_int, [pointer, i64]),
+        ("gguf_get_tensor_offset", size, [pointer, i64]),
+        ("gguf_get_tensor_size", size, [pointer, i64]),
+    ):
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+    return lib
+
+
+def quantize(encoding: Encoding, weights: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Blocks uint8 [rows, row bytes] of float32 [rows, columns], as `ggml_quantize_chunk` makes them.
+
+    Raises:
+        QuantizationError: a row does not divide into blocks, a weight is not finite, or too large for the encoding's scale.
+    """
+    rows, columns = weights.shape
+    if columns % encoding.block:
+        raise QuantizationError(
+            f"rows of {columns} weights do not divide into blocks of {encoding.block} ({encoding.name})"
+        )
+    if not np.isfinite(weights).all():
+        raise QuantizationError("weights that are not finite")
+    blocks = np.empty((rows, encoding.row_bytes(columns)), np.uint8)
+    kind, lib = GGML_TYPES[encoding], library()
+    lib.ggml_quantize_chunk(kind, weights.ctypes.data, blocks.ctypes.data, 0, rows, columns, None)
+    if not lib.ggml_validate_row_data(kind, blocks.ctypes.data, blocks.nbytes):
+        raise QuantizationError(f"weights too large for {encoding.name}, up to {np.abs(weights).max():g}")
+    return blocks
+
+
+def read_table(path: Path) -> list[tuple[str, int, int, int]]:
+    """(name, ggml_type, offset from the start of the file, bytes) of every tensor, as ggml reads them.
+
+    Raises:
+        ArtifactError: ggml does not read the file.
+    """
+    lib = library()
+    context = lib.gguf_init_from_file(str(path).encode(), _GgufInit(True, None))
+    if not context:
+        raise ArtifactError(f"{path}: ggml cannot read its header. Convert again.")
+    try:
+        start = lib.gguf_get_data_offset(context)
+        return [
+            (
+                lib.gguf_get_tensor_name(context, i).decode(),
+                lib.gguf_get_tensor_type(context, i),
+                start + lib.gguf_get_tensor_offset(context, i),
+                lib.gguf_get_tensor_size(context, i),
+            )
+            for i in range(lib.gguf_get_n_tensors(context))
+        ]
+    finally:
+        lib.gguf_free(context)

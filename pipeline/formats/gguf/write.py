@@ -1,0 +1,202 @@
+"""Checkpoint -> model.gguf in one pass: every block of rows is read, widened, encoded and written at its place by one of the threads."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.errors import ArtifactError, OutputError, QuantizationError, listed
+from pipeline.files import sha256
+from pipeline.formats.gguf import engine, kernels
+from pipeline.formats.gguf.metadata import add_metadata
+from pipeline.formats.gguf.names import gguf_name
+from pipeline.formats.gguf.plan import plan
+from pipeline.formats.gguf.schemes import GGML_TYPES, Scheme
+from pipeline.formats.gguf.schemes import scheme as scheme_of
+from pipeline.models import spec_of
+from pipeline.progress import Advance, silent
+from pipeline.source.checkpoint import Checkpoint
+from pipeline.source.tokenizer import Tokenizer
+from pipeline.types import Artifact, EffectiveType, ModelSpec, Planned
+
+FILE = "model.gguf"
+ALIGNMENT = 32  # GGUF's default
+BLOCK_WEIGHTS = 1 << 19  # of one job: 2 MB of float32 stay in a core's cache share
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A tensor and the byte of the file where it begins."""
+
+    planned: Planned
+    offset: int
+
+
+def write(checkpoint: Checkpoint, scheme_name: str, folder: Path, advance: Advance = silent) -> Artifact:
+    """Encode every tensor of the checkpoint into `folder`/model.gguf; `advance` is told of weights done.
+
+    Memory stays at a few blocks of rows and the vocabulary. Tensor data is byte-identical to what `llama_model_quantize` makes.
+
+    Raises:
+        ParamsError: an unknown scheme.
+        CheckpointError: tensors missing, unknown or of another shape, all listed.
+        TokenizerError: a vocabulary or pre-tokenizer that the file cannot carry.
+        QuantizationError: weights that are not finite or too large, all tensors listed.
+        OutputError: not enough disk.
+        ArtifactError: what was written does not read back as planned.
+    """
+    scheme = scheme_of(scheme_name)
+    spec = spec_of(checkpoint.config)
+    checkpoint.check(spec)
+    planned = plan(spec, scheme)
+    _check_disk(folder, sum(p.bytes for p in planned))
+    path = folder / FILE
+    places, length = _write_header(path, checkpoint, spec, scheme, planned)
+    _write_tensors(path, checkpoint, places, length, advance)
+    _read_back(path, places, length)
+    engine.check_vocabulary(path, spec.vocab_size)
+    return Artifact(
+        format="gguf",
+        scheme=scheme.name,
+        files={FILE: sha256(path)},
+        size_bytes=length,
+        weights=spec.weights,
+        bits_per_weight=sum(p.bytes for p in planned) * 8 / spec.weights,
+        effective_types=effective_types(planned),
+        source=checkpoint.identity(),
+        tools={"llama.cpp": engine.version()},
+        platform=f"{platform.system()} {platform.machine()}, {engine.instruction_set()}",
+    )
+
+
+def effective_types(planned: list[Planned]) -> dict[str, EffectiveType]:
+    """Tensors and weights by encoding, the most weights first."""
+    tensors: dict[str, int] = defaultdict(int)
+    weights: dict[str, int] = defaultdict(int)
+    for p in planned:
+        tensors[p.encoding.name] += 1
+        weights[p.encoding.name] += p.tensor.weights
+    return {name: EffectiveType(tensors[name], weights[name]) for name in sorted(weights, key=lambda n: -weights[n])}
+
+
+def _check_disk(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise OutputError(
+            f"{folder.parent}: the artifact needs {needed / 1e6:.0f} MB, {free / 1e6:.0f} MB are free. Make room."
+        )
+
+
+def _write_header(
+    path: Path, checkpoint: Checkpoint, spec: ModelSpec, scheme: Scheme, planned: list[Planned]
+) -> tuple[list[_Place], int]:
+    """Header and tensor table; returns where each tensor goes and the length of the whole file."""
+    import gguf
+    import numpy as np
+
+    writer = gguf.GGUFWriter(None, spec.model_type)
+    add_metadata(writer, spec, Tokenizer(checkpoint.path), checkpoint.config, scheme, checkpoint.path.resolve().name)
+    for p in planned:
+        kind = gguf.GGMLQuantizationType(GGML_TYPES[p.encoding])
+        writer.add_tensor_info(gguf_name(p.tensor), p.tensor.shape, np.dtype(np.float32), p.bytes, raw_dtype=kind)
+    try:
+        writer.write_header_to_file(path)
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+    finally:
+        writer.close()
+    offset = _aligned(path.stat().st_size)
+    places = []
+    for p in planned:
+        places.append(_Place(p, offset))
+        offset = _aligned(offset + p.bytes)
+    return places, offset
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Rows [start, start + count) of a tensor."""
+
+    place: _Place
+    start: int
+    count: int
+
+
+def _jobs(places: list[_Place]) -> Iterator[_Job]:
+    for place in places:
+        *shape, columns = place.planned.tensor.shape
+        rows = shape[0] if shape else 1
+        step = max(1, BLOCK_WEIGHTS // columns)
+        for start in range(0, rows, step):
+            yield _Job(place, start, min(step, rows - start))
+
+
+def _write_tensors(path: Path, checkpoint: Checkpoint, places: list[_Place], length: int, advance: Advance) -> None:
+    problems: dict[str, str] = {}
+    descriptor = os.open(path, os.O_WRONLY)
+
+    def encode(job: _Job) -> int:
+        tensor, encoding = job.place.planned.tensor, job.place.planned.encoding
+        try:
+            blocks = kernels.quantize(encoding, checkpoint.rows(tensor.name, job.start, job.count))
+        except QuantizationError as error:  # collected: all tensors are named in one error below
+            problems.setdefault(tensor.name, str(error))
+        else:
+            _pwrite(descriptor, memoryview(blocks).cast("B"), job.place.offset + job.start * blocks.shape[1])
+        return job.count * tensor.shape[-1]
+
+    try:
+        os.truncate(path, length)
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            try:
+                for done in threads.map(encode, _jobs(places)):
+                    advance(done)
+            except BaseException:
+                threads.shutdown(cancel_futures=True)
+                raise
+    except OSError as error:
+        raise OutputError(
+            f"{path.parent.parent} cannot be written: {error.strerror}. Make room or choose another folder."
+        ) from error
+    finally:
+        os.close(descriptor)
+    if problems:
+        lines = [f"{name}: {problem}" for name, problem in problems.items()]
+        raise QuantizationError(
+            f"{checkpoint.path} cannot be encoded:\n{listed(lines)}\nRepair the checkpoint or choose f32."
+        )
+
+
+def _pwrite(descriptor: int, data: memoryview, offset: int) -> None:
+    while data:
+        written = os.pwrite(descriptor, data, offset)
+        data, offset = data[written:], offset + written
+
+
+def _read_back(path: Path, places: list[_Place], length: int) -> None:
+    """The tensor table, as ggml reads it, is the plan's; the file has its length."""
+    wanted = [
+        (gguf_name(place.planned.tensor), GGML_TYPES[place.planned.encoding], place.offset, place.planned.bytes)
+        for place in places
+    ]
+    found = kernels.read_table(path)
+    for expected, read in zip(wanted, found, strict=False):
+        if expected != read:
+            raise ArtifactError(
+                f"{path}: expected tensor {expected}, read back {read}. This is a defect: please report it."
+            )
+    if len(found) != len(wanted) or path.stat().st_size != length:
+        raise ArtifactError(
+            f"{path}: expected {len(wanted)} tensors and {length} bytes, read back {len(found)} and {path.stat().st_size}. "
+            "Is something else writing there?"
+        )

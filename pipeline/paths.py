@@ -1,0 +1,33 @@
+"""Where the stages leave their files, below the project's root. The one place that knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PARAMS = Path("params.yaml")
+ARTIFACTS = Path("artifacts")
+SOURCE = ARTIFACTS / "source.json"
+TEXT = ARTIFACTS / "text.json"
+CORPUS = ARTIFACTS / "corpus"
+REFERENCE = ARTIFACTS / "reference"
+MACHINE = ARTIFACTS / "machine.json"
+SPEED = ARTIFACTS / "speed.json"
+REPORTS = Path("reports")
+PARETO_MD = REPORTS / "pareto.md"
+PARETO_PNG = REPORTS / "pareto.png"
+MEASUREMENTS = REPORTS / "measurements.json"
+GATE = REPORTS / "gate.json"
+SAMPLE_TEXT = Path(__file__).parent.parent / "assets" / "sample-corpus" / "sample.txt"
+
+
+def variant(name: str) -> Path:
+    """The folder of an artifact."""
+    return ARTIFACTS / "variants" / name
+
+
+def quality(name: str) -> Path:
+    return ARTIFACTS / "quality" / f"{name}.json"
+
+
+def scores(name: str) -> Path:
+    return ARTIFACTS / "scores" / f"{name}.npz"

@@ -1,0 +1,192 @@
+"""A local checkpoint folder: config.json, safetensors in one file or many, read lazily in blocks of rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import CheckpointError, listed
+from pipeline.files import cached_sha256, read_json
+from pipeline.source.safetensors import BYTES, Stored, pread, read_header
+from pipeline.types import ModelSpec, SourceIdentity, TensorSpec
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SIDE_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+
+
+class Checkpoint:
+    """Tensors by name, opened once and read by `pread`: memory does not grow with the checkpoint. Use as a context manager.
+
+    Raises:
+        CheckpointError: not a folder with config.json and safetensors; an already quantized source; an absent shard.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_dir():
+            raise CheckpointError(
+                f"{path} is not a folder. Give the folder that holds config.json and model.safetensors."
+            )
+        self.path = path
+        self.config: dict[str, Any] = read_json(path / "config.json", CheckpointError)
+        _refuse_quantized(path, self.config)
+        self.shards = _shards(path)
+        self.tensors = _tensors(path, self.shards)
+        self._descriptors: dict[Path, int] = {}
+
+    def __enter__(self) -> Self:
+        self._descriptors = {shard: os.open(shard, os.O_RDONLY) for shard in self.shards}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors = {}
+
+    def rows(self, name: str, start: int, count: int) -> NDArray[np.float32]:
+        """Rows [start, start + count) of a matrix, or the elements of a vector as one row: float32 [count, columns]."""
+        stored = self.tensors[name]
+        columns = stored.shape[-1]
+        size = count * columns * BYTES[stored.dtype]
+        data = pread(self._descriptors[stored.file], size, stored.offset + start * columns * BYTES[stored.dtype])
+        return widen(data, stored.dtype).reshape(count, columns)
+
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        """A whole tensor in its shape."""
+        shape = self.tensors[name].shape
+        return self.rows(name, 0, int(np.prod(shape[:-1], initial=1))).reshape(shape)
+
+    def check(self, spec: ModelSpec) -> None:
+        """Every tensor of `spec` is here with its shape and a dtype that is read, and nothing else is.
+
+        Raises:
+            CheckpointError: listing every problem at once.
+        """
+        problems = [problem for tensor in spec.tensors for problem in self._problems(tensor)]
+        unknown = sorted(self.tensors.keys() - {tensor.name for tensor in spec.tensors})
+        if spec.tied and "lm_head.weight" in unknown:
+            unknown.remove("lm_head.weight")
+            problems += self._head_problems(spec)
+        problems += [f"{name}: not a tensor of {spec.model_type}, {list(self.tensors[name].shape)}" for name in unknown]
+        if problems:
+            raise CheckpointError(
+                f"{self.path} is not a whole {spec.model_type} checkpoint:\n{listed(problems)}\n"
+                "Nothing is dropped or guessed: fetch the checkpoint again, or take these tensors out of it."
+            )
+
+    def _problems(self, tensor: TensorSpec) -> Iterable[str]:
+        stored = self.tensors.get(tensor.name)
+        if stored is None:
+            yield f"{tensor.name}: missing, expected {list(tensor.shape)}"
+        elif stored.shape != tensor.shape:
+            yield f"{tensor.name}: expected {list(tensor.shape)}, found {list(stored.shape)}"
+        elif stored.dtype not in BYTES:
+            yield f"{tensor.name}: dtype {stored.dtype} is not read, only {', '.join(BYTES)}"
+
+    def _head_problems(self, spec: ModelSpec) -> Iterable[str]:
+        """A tied checkpoint may hold the head as well, where it is the embedding again."""
+        head, embedding = self.tensors["lm_head.weight"], self.tensors.get("model.embed_tokens.weight")
+        if embedding is None:
+            return
+        if head.shape != embedding.shape or head.dtype not in BYTES or not self._same(head, embedding):
+            yield "lm_head.weight: differs from model.embed_tokens.weight, but config.json says tie_word_embeddings"
+
+    def _same(self, a: Stored, b: Stored) -> bool:
+        step = max(1, (1 << 20) // a.shape[1])
+        for start in range(0, a.shape[0], step):
+            count = min(step, a.shape[0] - start)
+            if not np.array_equal(self._block(a, start, count), self._block(b, start, count)):
+                return False
+        return True
+
+    def _block(self, stored: Stored, start: int, count: int) -> NDArray[np.float32]:
+        width = stored.shape[1] * BYTES[stored.dtype]
+        return widen(pread(self._descriptors[stored.file], count * width, stored.offset + start * width), stored.dtype)
+
+    def identity(self, revision: str | None = None) -> SourceIdentity:
+        """Name and sha256 of every file that decides an artifact, without machine paths."""
+        files = [*self.shards, *(self.path / name for name in (*SIDE_FILES, INDEX) if (self.path / name).exists())]
+        digests = cached_sha256(sorted(set(files)))
+        named = {path.relative_to(self.path).as_posix(): digest for path, digest in digests.items()}
+        return SourceIdentity(self.path.resolve().name, revision, named)
+
+
+def widen(data: bytes, dtype: str) -> NDArray[np.float32]:
+    """float32 of little-endian F32, F16 or BF16 bytes; exact, since float32 holds every value of the others."""
+    if dtype == "BF16":  # the upper half of a float32
+        return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+    if dtype == "F16":
+        return np.frombuffer(data, "<f2").astype(np.float32)
+    return np.frombuffer(data, "<f4").astype(np.float32, copy=False)
+
+
+def _refuse_quantized(path: Path, config: dict[str, Any]) -> None:
+    """GPTQ, AWQ, bitsandbytes, FP8 … say `quantization_config`, MLX says `quantization`."""
+    for key in ("quantization_config", "quantization"):
+        if found := config.get(key):
+            method = found.get("quant_method", "MLX") if isinstance(found, dict) else found
+            raise CheckpointError(
+                f"{path} is already quantized (config.json: {key}, {method}). Quantizing twice loses quality unseen: "
+                "give the original bf16, f16 or f32 checkpoint."
+            )
+
+
+def _shards(path: Path) -> list[Path]:
+    index = path / INDEX
+    if not index.exists():
+        if (path / SINGLE).exists():
+            return [path / SINGLE]
+        pickled = sorted(p.name for p in path.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".ckpt"})
+        hint = f" It holds {', '.join(pickled)}: pickles are not read." if pickled else ""
+        raise CheckpointError(f"{path} holds neither {SINGLE} nor {INDEX}.{hint} Save it as safetensors.")
+    names = sorted(set(_weight_map(index).values()))
+    for name in names:
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise CheckpointError(
+                f"{index} names {name!r}, which lies outside the checkpoint folder. Do not trust this file."
+            )
+    return [path / name for name in names]
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    weight_map = read_json(index, CheckpointError).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index} has no weight_map. Fetch it again.")
+    return weight_map
+
+
+def _tensors(path: Path, shards: list[Path]) -> dict[str, Stored]:
+    index = path / INDEX
+    promised = _weight_map(index) if index.exists() else {}
+    problems = [
+        f"{shard.name} is absent; {INDEX} puts {_some([n for n, s in promised.items() if s == shard.name])} there"
+        for shard in shards
+        if not shard.exists()
+    ]
+    present = {shard.name: read_header(shard) for shard in shards if shard.exists()}
+    tensors: dict[str, Stored] = {}
+    for shard, header in present.items():
+        problems += [
+            f"{name} is in two shards, {tensors[name].file.name} and {shard}" for name in header.keys() & tensors.keys()
+        ]
+        tensors |= header
+    problems += [
+        f"{name} is in no shard; {INDEX} puts it in {shard}"
+        for name, shard in promised.items()
+        if shard in present and name not in present[shard]
+    ]
+    if problems:
+        raise CheckpointError(f"{path} is incomplete:\n{listed(problems)}\nFetch the checkpoint again.")
+    return tensors
+
+
+def _some(names: list[str]) -> str:
+    return f"{', '.join(names[:3])} and {len(names) - 3} more" if len(names) > 3 else ", ".join(names)

@@ -1,0 +1,91 @@
+"""The safetensors format: a header of 8 + n bytes, then raw little-endian tensors.
+
+Format: https://github.com/huggingface/safetensors#format. Read by our own code since the library's numpy mode refuses bfloat16 and
+maps whole files; here a block of rows is one `pread`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.errors import CheckpointError
+
+BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+"""Bytes per weight of the dtypes that are read."""
+
+MAX_HEADER = 100_000_000  # the library's own limit
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in a file: `dtype` is safetensors' name, `offset` counts from the start of the file."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+
+
+def read_header(path: Path) -> dict[str, Stored]:
+    """The tensors of one file, by name.
+
+    Raises:
+        CheckpointError: the file is absent, cut short, or its header contradicts itself.
+    """
+    try:
+        length = path.stat().st_size
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            if length < 8 or size > min(length - 8, MAX_HEADER):
+                raise CheckpointError(
+                    f"{path}: not a safetensors file: header of {size} bytes in a file of {length}. Fetch it again."
+                )
+            header = json.loads(file.read(size))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path}: the header is not JSON ({error}). Fetch the file again.") from error
+    header.pop("__metadata__", None)
+    return {name: _stored(path, name, entry, 8 + size, length) for name, entry in header.items()}
+
+
+def _stored(path: Path, name: str, entry: dict[str, object], data: int, length: int) -> Stored:
+    try:
+        dtype, shape, (begin, end) = (
+            str(entry["dtype"]),
+            tuple(map(int, entry["shape"])),
+            map(int, entry["data_offsets"]),
+        )  # type: ignore[call-overload]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: the header entry of {name} is malformed: {entry!r}.") from error
+    stored = Stored(path, dtype, shape, data + begin, end - begin)
+    if not 0 <= begin <= end <= length - data:
+        raise CheckpointError(
+            f"{path}: {name} lies at bytes {stored.offset} to {data + end}, the file has {length}. It is cut short: fetch it again."
+        )
+    if dtype in BYTES:
+        expected = BYTES[dtype]
+        for extent in shape:
+            expected *= extent
+        if stored.size != expected:
+            raise CheckpointError(
+                f"{path}: {name} {list(shape)} {dtype} needs {expected} bytes, the header gives it {stored.size}."
+            )
+    return stored
+
+
+def pread(descriptor: int, size: int, offset: int) -> bytes:
+    """Exactly `size` bytes from `offset`; safe to call from several threads."""
+    data = os.pread(descriptor, size, offset)
+    while len(data) < size:
+        more = os.pread(descriptor, size - len(data), offset + len(data))
+        if not more:
+            raise CheckpointError(
+                f"a checkpoint file ended at byte {offset + len(data)} while it was read: is it being changed?"
+            )
+        data += more
+    return data

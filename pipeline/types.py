@@ -1,0 +1,220 @@
+"""The nouns of the pipeline: frozen dataclasses without I/O. The JSON files are these (docs/json.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor that a model_type must have. `name` is Hugging Face's, `shape` is [out, in] or [n]."""
+
+    name: str
+    role: str  # embed, attn_q, attn_q_bias, attn_q_norm, …, ffn_down, attn_norm, ffn_norm, output_norm, head
+    layer: int | None
+    shape: tuple[int, ...]
+
+    @property
+    def weights(self) -> int:
+        return int(np.prod(self.shape))
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary embedding: base theta, and its scaling where there is one ("yarn" or "linear")."""
+
+    theta: float
+    scaling: str | None = None
+    factor: float = 1.0
+    original_context: int | None = None
+    attention_factor: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """An architecture with its sizes and every tensor it needs, in file order."""
+
+    model_type: str
+    n_layers: int
+    d_model: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int  # from config, never d_model / n_heads where config says otherwise
+    d_ff: int
+    vocab_size: int
+    context_length: int
+    rope: Rope
+    norm_eps: float
+    tied: bool
+    qkv_bias: bool
+    qk_norm: bool
+    tensors: tuple[TensorSpec, ...]
+
+    @property
+    def weights(self) -> int:
+        return sum(tensor.weights for tensor in self.tensors)
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How a run of weights is stored: `block` weights in `block_bytes` bytes."""
+
+    name: str
+    block: int
+    block_bytes: int
+
+    @property
+    def bits_per_weight(self) -> float:
+        return self.block_bytes * 8 / self.block
+
+    def row_bytes(self, weights: int) -> int:
+        return weights // self.block * self.block_bytes
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A tensor, the encoding it gets and why."""
+
+    tensor: TensorSpec
+    encoding: Encoding
+    reason: str
+
+    @property
+    def bytes(self) -> int:
+        *rows, columns = self.tensor.shape
+        return int(np.prod(rows, initial=1)) * self.encoding.row_bytes(columns)
+
+
+@dataclass(frozen=True)
+class SourceIdentity:
+    """A checkpoint without machine paths: its name, a revision for a Hub id, sha256 by file name."""
+
+    name: str
+    revision: str | None
+    files: dict[str, str]
+
+
+@dataclass(frozen=True)
+class EffectiveType:
+    """How many tensors and weights got one encoding."""
+
+    tensors: int
+    weights: int
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A converted checkpoint. `size_bytes` is the weight file, `bits_per_weight` its tensor data over the weights."""
+
+    format: str
+    scheme: str
+    files: dict[str, str]  # name -> sha256
+    size_bytes: int
+    weights: int
+    bits_per_weight: float
+    effective_types: dict[str, EffectiveType]
+    source: SourceIdentity
+    tools: dict[str, str]
+    platform: str
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Token ids cut for scoring.
+
+    ids: int32 [windows, context]. The logits of positions [start, stop) predict ids [start + 1, stop + 1) and are scored.
+    span_bytes: int64 [windows], UTF-8 bytes of the scored tokens of each window.
+    """
+
+    name: str
+    text_sha256: str
+    tokenizer_sha256: str
+    ids: NDArray[np.int32]
+    span_bytes: NDArray[np.int64]
+
+    @property
+    def context(self) -> int:
+        return int(self.ids.shape[1])
+
+    @property
+    def start(self) -> int:
+        return self.context // 2
+
+    @property
+    def stop(self) -> int:
+        return self.context - 1
+
+    @property
+    def scored(self) -> int:
+        """Scored tokens of one window."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Per scored token, float32 or bool [windows, scored]: target's log-probability (nats), KL to the reference (nats), same top-1."""
+
+    logprob: NDArray[np.float32]
+    kld: NDArray[np.float32]
+    same_top: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What computed a score: part of the score's identity, since each of these changes digits."""
+
+    name: str
+    version: str
+    instruction_set: str
+    kv_type: str
+    flash_attention: bool
+    threads: int
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A figure with its 95 % interval over n independent units."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The gate's absolute limits for a variant: nats per token, nats per token, share."""
+
+    max_ln_ppl_ratio: float | None = None
+    max_kld_mean: float | None = None
+    min_same_top: float | None = None
+
+
+class Runtime(Protocol):
+    """A loaded artifact."""
+
+    engine: Engine
+
+    def score(self, ids: NDArray[np.int32], start: int) -> Iterator[NDArray[np.float32]]:
+        """Logits [rows, vocab] float32 of positions `start` to the last of `ids` [context], in chunks of rows.
+
+        A chunk is valid until the next one is asked for.
+        """
+        ...
+
+    def prefill(self, ids: NDArray[np.int32]) -> float:
+        """Seconds of wall clock to take in `ids` into an empty cache, up to the logits of the last."""
+        ...
+
+    def decode(self, n: int) -> float:
+        """Seconds of wall clock for n tokens, one at a time, behind what the cache holds."""
+        ...
+
+    def close(self) -> None: ...
