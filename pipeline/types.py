@@ -174,7 +174,7 @@ class Engine:
     version: str
     instruction_set: str
     kv_type: str
-    flash_attention: bool
+    flash_attention: str  # on, off or auto
     threads: int
 
 

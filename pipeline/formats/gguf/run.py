@@ -1,0 +1,167 @@
+"""A GGUF file in llama.cpp, in this process: logits of given ids, prefill and decode times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import ArtifactError, MeasurementError, ParamsError, of
+from pipeline.formats.gguf import engine
+from pipeline.types import Artifact, Engine
+
+BATCH = 2048  # llama.cpp's defaults; both are part of a time
+MICRO_BATCH = 512
+KV_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}
+DEVICES = ("auto", "cpu")
+
+
+def open_runtime(
+    folder: Path,
+    artifact: Artifact,
+    *,
+    context: int,
+    threads: int = 0,
+    flash_attention: bool | None = False,
+    kv_type: str = "f16",
+    device: str = "auto",
+) -> GgufRuntime:
+    """The artifact of `folder`, loaded for up to `context` tokens. `flash_attention` None leaves it to llama.cpp."""
+    (name,) = artifact.files
+    return GgufRuntime(
+        folder / name,
+        context=context,
+        threads=threads,
+        flash_attention=flash_attention,
+        kv_type=kv_type,
+        device=device,
+    )
+
+
+class GgufRuntime:
+    """Runtime of one model and one context. Close it: the memory is llama.cpp's.
+
+    Raises:
+        ParamsError: an unknown KV type or device, or a quantized KV cache without flash attention.
+        ArtifactError: llama.cpp does not load the file or has no room for the context.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        context: int,
+        threads: int = 0,
+        flash_attention: bool | None = False,
+        kv_type: str = "f16",
+        device: str = "auto",
+    ) -> None:
+        if kv_type not in KV_TYPES:
+            raise ParamsError(f"kv_type {kv_type!r} does not exist; {of(kv_type, [*KV_TYPES])}.")
+        if kv_type.startswith("q") and flash_attention is False:
+            raise ParamsError(f"kv_type {kv_type} needs flash attention in llama.cpp: set flash_attention to true.")
+        if device not in DEVICES:
+            raise ParamsError(f"device {device!r} does not exist; {of(device, DEVICES)}.")
+        self.path = path
+        self._cpp: Any = engine.llama()
+        self._model = engine.load_model(path, n_gpu_layers=0 if device == "cpu" else -1)
+        self.vocab_size: int = self._cpp.llama_vocab_n_tokens(self._cpp.llama_model_get_vocab(self._model))
+        threads = threads or physical_cores()
+        self._context = self._new_context(context, threads, flash_attention, KV_TYPES[kv_type])
+        self._batch: Any = self._cpp.llama_batch_init(BATCH, 0, 1)
+        for i in range(BATCH):
+            self._batch.n_seq_id[i] = 1
+            self._batch.seq_id[i][0] = 0
+        self._held = 0  # tokens in the cache
+        self.engine = Engine(
+            name="llama.cpp",
+            version=engine.version(),
+            instruction_set=engine.instruction_set(),
+            kv_type=kv_type,
+            flash_attention="auto" if flash_attention is None else "on" if flash_attention else "off",
+            threads=threads,
+        )
+
+    def _new_context(self, context: int, threads: int, flash_attention: bool | None, kv_type: int) -> Any:
+        params = self._cpp.llama_context_default_params()
+        params.n_ctx = context
+        params.n_batch = BATCH
+        params.n_ubatch = MICRO_BATCH
+        params.n_threads = params.n_threads_batch = threads
+        params.flash_attn_type = -1 if flash_attention is None else int(flash_attention)
+        params.type_k = params.type_v = kv_type
+        made = self._cpp.llama_init_from_model(self._model, params)
+        if not made:
+            self._cpp.llama_model_free(self._model)
+            raise ArtifactError(
+                f"llama.cpp makes no context of {context} tokens for {self.path}:\n{engine.last_words()}\n"
+                "Ask for a shorter context or free memory."
+            )
+        return made
+
+    def score(self, ids: NDArray[np.int32], start: int) -> Iterator[NDArray[np.float32]]:
+        """See Runtime. Logits before `start` are not computed; that changes no bit of the others (measured)."""
+        self._clear()
+        for begin in range(0, len(ids), BATCH):
+            part = ids[begin : begin + BATCH]
+            wanted = np.arange(begin, begin + len(part)) >= start
+            self._decode(part, wanted)
+            rows = int(wanted.sum())
+            if rows:
+                logits = self._cpp.llama_get_logits(self._context)
+                yield np.ctypeslib.as_array(logits, shape=(rows, self.vocab_size))
+
+    def prefill(self, ids: NDArray[np.int32]) -> float:
+        """See Runtime."""
+        self._clear()
+        self._cpp.llama_synchronize(self._context)
+        begin = time.perf_counter()
+        for at in range(0, len(ids), BATCH):
+            part = ids[at : at + BATCH]
+            self._decode(part, np.arange(at, at + len(part)) == len(ids) - 1)
+        self._cpp.llama_synchronize(self._context)
+        return time.perf_counter() - begin
+
+    def decode(self, n: int) -> float:
+        """See Runtime. The tokens are arbitrary: their values do not change the work."""
+        one, wanted = np.empty(1, np.int32), np.ones(1, np.bool_)
+        begin = time.perf_counter()
+        for i in range(n):
+            one[0] = i % self.vocab_size
+            self._decode(one, wanted)
+            self._cpp.llama_synchronize(self._context)
+        return time.perf_counter() - begin
+
+    def close(self) -> None:
+        self._cpp.llama_batch_free(self._batch)
+        self._cpp.llama_free(self._context)
+        self._cpp.llama_model_free(self._model)
+
+    def _clear(self) -> None:
+        self._cpp.llama_memory_clear(self._cpp.llama_get_memory(self._context), True)
+        self._held = 0
+
+    def _decode(self, ids: NDArray[np.int32], wanted: NDArray[np.bool_]) -> None:
+        """Append `ids` [n ≤ BATCH] to the cache, with logits where `wanted` [n]."""
+        n, batch = len(ids), self._batch
+        batch.n_tokens = n
+        np.ctypeslib.as_array(batch.token, shape=(n,))[:] = ids
+        np.ctypeslib.as_array(batch.pos, shape=(n,))[:] = np.arange(self._held, self._held + n)
+        np.ctypeslib.as_array(batch.logits, shape=(n,))[:] = wanted
+        code = self._cpp.llama_decode(self._context, batch)
+        if code:
+            raise MeasurementError(
+                f"{self.path}: llama_decode of {n} tokens behind {self._held} failed with {code}:\n{engine.last_words()}"
+            )
+        self._held += n
+
+
+def physical_cores() -> int:
+    """What `threads: 0` means: hyper-threads do not help matrix products."""
+    import psutil
+
+    return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1

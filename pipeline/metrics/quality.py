@@ -1,0 +1,178 @@
+"""Quality of a variant against the reference, token by token on the same windows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import MeasurementError
+from pipeline.metrics.stats import mean_interval, quantile_intervals
+from pipeline.progress import Advance, silent
+from pipeline.torch_forward import Reference
+from pipeline.types import Engine, Interval, Runtime, Scores, Windows
+
+BLOCK_LOGITS = 1 << 18  # of one piece of work: 1 MB of float32 stay in a core's cache
+UNIFORM = 0.05  # nats: a mean this close to ln V is that of a model that predicts nothing
+
+Logits = NDArray[np.float32]
+
+
+def score(runtime: Runtime, windows: Windows, reference: Reference, advance: Advance = silent) -> Scores:
+    """Score every window; `advance` is told of each.
+
+    Raises:
+        MeasurementError: the windows are not the reference's, a count differs, or logits cannot be true.
+    """
+    if reference.logprob.shape != (len(windows.ids), windows.scored):
+        raise MeasurementError(
+            f"the reference holds {reference.logprob.shape[0]} windows of {reference.logprob.shape[1]} scored tokens, "
+            f"the corpus {len(windows.ids)} of {windows.scored}. Run the reference again."
+        )
+    shape = (len(windows.ids), windows.scored)
+    scores = Scores(np.empty(shape, np.float32), np.empty(shape, np.float32), np.empty(shape, np.bool_))
+    with ThreadPoolExecutor() as threads:
+        for window, ids in enumerate(windows.ids):
+            expected = reference.logits(window)
+            targets = ids[windows.start + 1 :].astype(np.int64)
+            row = 0
+            for chunk in runtime.score(ids, windows.start):
+                kept = chunk[: windows.scored - row]  # the last position predicts what lies beyond the window
+                _check(kept, expected.shape[1])
+                parts = list(_pieces(row, len(kept), expected.shape[1]))
+                pieces = threads.map(
+                    lambda part, kept=kept, row=row: (  # type: ignore[misc]
+                        part,
+                        compare(kept[part.start - row : part.stop - row], expected[part], targets[part]),
+                    ),
+                    parts,
+                )
+                for part, (logprob, kld, same) in pieces:
+                    scores.logprob[window, part], scores.kld[window, part], scores.same_top[window, part] = logprob, kld, same
+                row += len(kept)
+            if row != windows.scored:
+                raise MeasurementError(f"window {window}: {row} tokens were scored, expected {windows.scored}.")
+            advance(1)
+    detect(scores, reference, expected.shape[1])
+    return scores
+
+
+def _pieces(start: int, rows: int, vocab: int) -> Iterator[slice]:
+    step = max(1, BLOCK_LOGITS // vocab)
+    for at in range(start, start + rows, step):
+        yield slice(at, min(at + step, start + rows))
+
+
+def _check(logits: Logits, vocab: int) -> None:
+    if logits.shape[1] != vocab:
+        raise MeasurementError(
+            f"the artifact has logits for {logits.shape[1]} tokens, the reference for {vocab}: it is another model's."
+        )
+
+
+def compare(
+    logits: Logits, expected: Logits, targets: NDArray[np.int64]
+) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_]]:
+    """Target's log-probability (nats), KL(expected || logits) over the vocabulary (nats) and same top-1, each [rows].
+
+    Logits are [rows, vocab] float32. Sums are taken in float64. Equal logits give a KL of exactly 0.
+
+    Raises:
+        MeasurementError: logits that are not finite.
+    """
+    log_q, log_p = log_softmax(logits), log_softmax(expected)
+    kld = (np.exp(log_p) * (log_p - log_q)).sum(axis=1, dtype=np.float64)
+    if not np.isfinite(kld).all():
+        raise MeasurementError("logits are not finite (NaN or infinite): the artifact or its runtime is broken.")
+    logprob = np.take_along_axis(log_q, targets[:, None], 1)[:, 0]
+    return logprob, kld.astype(np.float32), logits.argmax(axis=1) == expected.argmax(axis=1)
+
+
+def log_softmax(logits: Logits) -> Logits:
+    """Over the last axis, float32, its sum in float64."""
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    log_sum = np.log(np.exp(shifted).sum(axis=1, keepdims=True, dtype=np.float64))
+    return shifted - log_sum.astype(np.float32)
+
+
+def detect(scores: Scores, reference: Reference, vocab: int) -> None:
+    """Figures that no working artifact has.
+
+    Raises:
+        MeasurementError: uniform logits, or a perplexity above the vocabulary size where the reference's is below.
+    """
+    nll, expected = _mean_nll(scores.logprob), _mean_nll(reference.logprob)
+    if abs(nll - math.log(vocab)) < UNIFORM <= abs(expected - math.log(vocab)):
+        raise MeasurementError(
+            f"logits are uniform: {nll:.4f} nats per token against ln {vocab} = {math.log(vocab):.4f}; "
+            f"the reference has {expected:.4f}. The artifact predicts nothing."
+        )
+    if nll > math.log(vocab) > expected:
+        raise MeasurementError(
+            f"perplexity {math.exp(nll):.4g} is above the vocabulary size {vocab}; the reference has {math.exp(expected):.4g}. "
+            "The artifact is broken."
+        )
+
+
+def _mean_nll(logprob: NDArray[np.float32]) -> float:
+    return -float(logprob.mean(dtype=np.float64))
+
+
+def summarize(scores: Scores, reference: Reference, windows: Windows, engine: Engine) -> dict[str, Any]:
+    """The figures of quality.json: keys in docs/json.md, nats and shares, 95 % intervals over windows.
+
+    Definitions: perplexity exp(mean NLL); ln_ppl_ratio the mean paired difference of NLL, so that exp of it is the ratio of
+    perplexities; KL(reference || variant); bits_per_byte NLL / ln 2 over the UTF-8 bytes of the scored text.
+    """
+    nll = mean_interval(-scores.logprob.mean(axis=1, dtype=np.float64))
+    difference = (reference.logprob - scores.logprob).astype(np.float64)
+    kld = mean_interval(scores.kld.mean(axis=1, dtype=np.float64))
+    seed = int(reference.meta["text_sha256"][:8], 16) + len(windows.ids)
+    median, p99, p99_9 = quantile_intervals(scores.kld, [0.5, 0.99, 0.999], seed)
+    probability = np.exp(scores.logprob.astype(np.float64)) - np.exp(reference.logprob.astype(np.float64))
+    bits = -float(scores.logprob.sum(dtype=np.float64)) / math.log(2)
+    return {
+        "ppl": math.exp(nll.value),
+        "ppl_interval": {"low": _exp(nll.low), "high": _exp(nll.high)},
+        "reference_ppl": math.exp(_mean_nll(reference.logprob)),
+        "ln_ppl_ratio": as_json(mean_interval(difference.mean(axis=1))),
+        "kld": {
+            "mean": kld.value,
+            "median": median.value,
+            "p99": p99.value,
+            "p99_9": p99_9.value,
+            "max": float(scores.kld.max()),
+        },
+        "kld_interval": {
+            "mean": bounds(kld),
+            "median": bounds(median),
+            "p99": bounds(p99),
+            "p99_9": bounds(p99_9),
+        },
+        "same_top": float(scores.same_top.mean()),
+        "same_top_interval": bounds(mean_interval(scores.same_top.mean(axis=1))),
+        "target_probability_rms": float(np.sqrt(np.mean(probability**2))),
+        "bits_per_byte": bits / int(windows.span_bytes.sum()),
+        "windows": len(windows.ids),
+        "scored_tokens": int(scores.logprob.size),
+        "engine": asdict(engine),
+        "identity": {key: value for key, value in reference.meta.items() if key != "engine"},
+    }
+
+
+def as_json(interval: Interval) -> dict[str, float | None]:
+    return {"value": interval.value, **bounds(interval)}
+
+
+def bounds(interval: Interval) -> dict[str, float | None]:
+    """Low and high; null where too few units bound nothing."""
+    return {name: end if math.isfinite(end) else None for name, end in (("low", interval.low), ("high", interval.high))}
+
+
+def _exp(x: float) -> float | None:
+    return math.exp(x) if math.isfinite(x) else None

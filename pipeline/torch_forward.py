@@ -1,0 +1,169 @@
+"""The architectures in float32 torch (transformers): the reference that every variant is compared with.
+
+What is stored is the target's log-probability and the final hidden state of each scored position, not logits: those are rebuilt as
+hidden @ head.T, exactly, from files that are smaller by vocabulary over width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import MeasurementError, PipelineError
+from pipeline.files import new_folder, read_json, write_json
+from pipeline.models import spec_of
+from pipeline.progress import Advance, silent
+from pipeline.source.checkpoint import Checkpoint
+from pipeline.types import Engine, SourceIdentity, Windows
+
+
+class TorchRuntime:
+    """A checkpoint in float32 on the CPU, with sdpa attention. It scores; it is not timed."""
+
+    def __init__(self, checkpoint: Checkpoint, threads: int = 0) -> None:
+        torch, transformers = _torch()
+        if threads:
+            torch.set_num_threads(threads)
+        checkpoint.check(spec_of(checkpoint.config))
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            checkpoint.path,
+            dtype=torch.float32,
+            attn_implementation="sdpa",
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+        )
+        self._torch = torch
+        self._decoder = model.eval().model
+        self.head = head_of(checkpoint)
+        self.engine = Engine(
+            name="transformers",
+            version=f"transformers {transformers.__version__}, torch {torch.__version__}",
+            instruction_set=torch.backends.cpu.get_cpu_capability(),
+            kv_type="f32",
+            flash_attention="off",
+            threads=torch.get_num_threads(),
+        )
+
+    def hidden(self, ids: NDArray[np.int32], start: int) -> NDArray[np.float32]:
+        """Final hidden states float32 [context - start, d_model], behind the last norm."""
+        with self._torch.inference_mode():
+            states = self._decoder(self._torch.from_numpy(ids.astype(np.int64))[None]).last_hidden_state  # (1, T, C)
+        return states[0, start:].numpy()  # type: ignore[no-any-return]
+
+    def score(self, ids: NDArray[np.int32], start: int) -> Iterator[NDArray[np.float32]]:
+        """See Runtime."""
+        yield self.hidden(ids, start) @ self.head.T
+
+    def prefill(self, ids: NDArray[np.int32]) -> float:
+        raise MeasurementError("the reference is not timed")
+
+    def decode(self, n: int) -> float:
+        raise MeasurementError("the reference is not timed")
+
+    def close(self) -> None:
+        del self._decoder
+
+
+def head_of(checkpoint: Checkpoint) -> NDArray[np.float32]:
+    """The head's weight float32 [vocab, d_model]: the embedding where it is tied."""
+    tied = spec_of(checkpoint.config).tied
+    return checkpoint.tensor("model.embed_tokens.weight" if tied else "lm_head.weight")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A stored reference.
+
+    hidden: float32 [windows, scored, d_model], mapped from disk. logprob: float32 [windows, scored], nats.
+    """
+
+    hidden: NDArray[np.float32]
+    logprob: NDArray[np.float32]
+    head: NDArray[np.float32]
+    meta: dict[str, Any]
+
+    def logits(self, window: int) -> NDArray[np.float32]:
+        """float32 [scored, vocab] of one window."""
+        return np.asarray(self.hidden[window] @ self.head.T)
+
+
+def write_reference(
+    checkpoint: Checkpoint, source: SourceIdentity, windows: Windows, folder: Path, advance: Advance = silent
+) -> None:
+    """Score the windows by the reference into a new folder; `advance` is told of each window.
+
+    Raises:
+        CheckpointError: the checkpoint is not whole.
+        MeasurementError: its logits are not finite or all alike.
+    """
+    runtime = TorchRuntime(checkpoint)
+    count, scored = len(windows.ids), windows.scored
+    with new_folder(folder) as partial:
+        shape = (count, scored, runtime.head.shape[1])
+        hidden = np.lib.format.open_memmap(partial / "hidden.npy", mode="w+", dtype=np.float32, shape=shape)
+        logprob = np.empty((count, scored), np.float32)
+        for window, ids in enumerate(windows.ids):
+            states = runtime.hidden(ids, windows.start)[:scored]
+            hidden[window] = states
+            logprob[window] = target_logprob(states @ runtime.head.T, ids[windows.start + 1 :])
+            advance(1)
+        hidden.flush()
+        np.save(partial / "logprobs.npy", logprob)
+        write_json(partial / "meta.json", reference_meta(source, windows) | {"engine": asdict(runtime.engine)})
+
+
+def reference_meta(source: SourceIdentity, windows: Windows) -> dict[str, Any]:
+    """What a score belongs to: scores with another identity are not comparable."""
+    import hashlib
+
+    return {
+        "source": asdict(source),
+        "corpus": windows.name,
+        "text_sha256": windows.text_sha256,
+        "tokenizer_sha256": windows.tokenizer_sha256,
+        "ids_sha256": hashlib.sha256(windows.ids.tobytes()).hexdigest(),
+        "context": windows.context,
+        "windows": len(windows.ids),
+    }
+
+
+def load_reference(folder: Path, checkpoint: Checkpoint) -> Reference:
+    """A reference that `write_reference` left; its head comes from the checkpoint."""
+    return Reference(
+        np.load(folder / "hidden.npy", mmap_mode="r"),
+        np.load(folder / "logprobs.npy"),
+        head_of(checkpoint),
+        read_json(folder / "meta.json"),
+    )
+
+
+def target_logprob(logits: NDArray[np.float32], targets: NDArray[np.int32]) -> NDArray[np.float32]:
+    """Log-probability in nats, float32 [rows], of `targets` [rows] under logits [rows, vocab].
+
+    Raises:
+        MeasurementError: logits that are not finite, or all alike.
+    """
+    top = logits.max(axis=1)
+    if not np.isfinite(top).all() or np.isnan(logits).any():
+        raise MeasurementError("the reference's logits are not finite: is the checkpoint whole, is it a float32 overflow?")
+    if (top == logits.min(axis=1)).any():
+        raise MeasurementError("the reference's logits are all alike: the checkpoint predicts nothing.")
+    log_sum = np.log(np.exp(logits - top[:, None]).sum(axis=1, dtype=np.float64)) + top
+    return (np.take_along_axis(logits, targets[:, None].astype(np.int64), 1)[:, 0] - log_sum).astype(np.float32)
+
+
+def _torch() -> tuple[Any, Any]:
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise PipelineError(f"the reference needs torch and transformers ({error}). Run: make setup") from error
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return torch, transformers
