@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import MeasurementError
-from pipeline.metrics.stats import mean_interval, quantile_intervals
+from pipeline.metrics.stats import bounds, interval_json, mean_interval, quantile_intervals
 from pipeline.progress import Advance, silent
 from pipeline.torch_forward import Reference
-from pipeline.types import Engine, Interval, Runtime, Scores, Windows
+from pipeline.types import Engine, Runtime, Scores, Windows
 
 BLOCK_LOGITS = 1 << 18  # of one piece of work: 1 MB of float32 stay in a core's cache
 UNIFORM = 0.05  # nats: a mean this close to ln V is that of a model that predicts nothing
@@ -53,7 +53,11 @@ def score(runtime: Runtime, windows: Windows, reference: Reference, advance: Adv
                     parts,
                 )
                 for part, (logprob, kld, same) in pieces:
-                    scores.logprob[window, part], scores.kld[window, part], scores.same_top[window, part] = logprob, kld, same
+                    scores.logprob[window, part], scores.kld[window, part], scores.same_top[window, part] = (
+                        logprob,
+                        kld,
+                        same,
+                    )
                 row += len(kept)
             if row != windows.scored:
                 raise MeasurementError(f"window {window}: {row} tokens were scored, expected {windows.scored}.")
@@ -140,7 +144,7 @@ def summarize(scores: Scores, reference: Reference, windows: Windows, engine: En
         "ppl": math.exp(nll.value),
         "ppl_interval": {"low": _exp(nll.low), "high": _exp(nll.high)},
         "reference_ppl": math.exp(_mean_nll(reference.logprob)),
-        "ln_ppl_ratio": as_json(mean_interval(difference.mean(axis=1))),
+        "ln_ppl_ratio": interval_json(mean_interval(difference.mean(axis=1))),
         "kld": {
             "mean": kld.value,
             "median": median.value,
@@ -163,15 +167,6 @@ def summarize(scores: Scores, reference: Reference, windows: Windows, engine: En
         "engine": asdict(engine),
         "identity": {key: value for key, value in reference.meta.items() if key != "engine"},
     }
-
-
-def as_json(interval: Interval) -> dict[str, float | None]:
-    return {"value": interval.value, **bounds(interval)}
-
-
-def bounds(interval: Interval) -> dict[str, float | None]:
-    """Low and high; null where too few units bound nothing."""
-    return {name: end if math.isfinite(end) else None for name, end in (("low", interval.low), ("high", interval.high))}
 
 
 def _exp(x: float) -> float | None:

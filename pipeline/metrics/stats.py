@@ -70,7 +70,9 @@ def windows_needed(interval: Interval, limit: float) -> int | None:
     margin = abs(limit - interval.value)
     if margin == 0 or interval.n < 2 or not math.isfinite(interval.high):
         return None
-    deviation = (interval.high - interval.value) * math.sqrt(interval.n) / t_quantile((1 + CONFIDENCE) / 2, interval.n - 1)
+    deviation = (
+        (interval.high - interval.value) * math.sqrt(interval.n) / t_quantile((1 + CONFIDENCE) / 2, interval.n - 1)
+    )
     needed = interval.n
     while t_quantile((1 + CONFIDENCE) / 2, needed - 1) * deviation / math.sqrt(needed) > margin:
         needed = math.ceil(needed * 1.05) + 1
@@ -104,9 +106,7 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
         return x
     if x > (a + 1) / (a + b + 2):  # the fraction converges fast below this point
         return 1 - _incomplete_beta(b, a, 1 - x)
-    front = math.exp(
-        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    )
+    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
     c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1))
     fraction = d
     for m in range(1, 1000):
@@ -121,3 +121,13 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
         if abs(c * d - 1) < 1e-15:
             break
     return front * fraction / a
+
+
+def interval_json(interval: Interval) -> dict[str, float | None]:
+    """Value, low and high."""
+    return {"value": interval.value, **bounds(interval)}
+
+
+def bounds(interval: Interval) -> dict[str, float | None]:
+    """Low and high; null where too few units bound nothing."""
+    return {name: end if math.isfinite(end) else None for name, end in (("low", interval.low), ("high", interval.high))}

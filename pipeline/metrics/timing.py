@@ -1,0 +1,150 @@
+"""Prefill and decode times: variants side by side, rounds in rotated order, every sample kept."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import MeasurementError
+from pipeline.metrics.stats import interval_json, median_interval
+from pipeline.progress import Advance, silent
+from pipeline.types import Interval, Runtime
+
+AGREEMENT = 0.05  # two warm-up rounds closer than this end the warm-up
+WARM_UP_ROUNDS = 10  # at most
+BUSY = 0.85  # CPU time over wall × threads: below it something else had the cores
+REPEATS = 3  # of a disturbed round, at most
+LEAST_ROUNDS = 7
+
+Task = tuple[str, int]
+"""("prefill", prompt length) or ("decode", tokens)."""
+
+
+@dataclass
+class Samples:
+    """Seconds by task, in order of rounds, and the rounds that stayed disturbed."""
+
+    seconds: dict[Task, list[float]] = field(default_factory=dict)
+    disturbed: dict[Task, list[int]] = field(default_factory=dict)
+    warm_up: dict[Task, list[float]] = field(default_factory=dict)
+
+
+def measure(
+    runtimes: Mapping[str, Runtime],
+    *,
+    vocab_size: int,
+    prompt_lengths: Sequence[int],
+    decode: int,
+    rounds: int,
+    advance: Advance = silent,
+) -> dict[str, Samples]:
+    """Time every runtime in `rounds` interleaved rounds; `advance` is told of each visit.
+
+    A visit prefills every length in order; decoding follows the shortest. Each prompt is one that no cache has seen.
+
+    Raises:
+        MeasurementError: a time that is zero, negative or infinite.
+    """
+    prompts = _Prompts(vocab_size)
+    samples = {name: Samples() for name in runtimes}
+    order = list(runtimes)
+    for name in order:
+        _warm_up(runtimes[name], samples[name], prompts, prompt_lengths, decode)
+        advance(1)
+    for round_number in range(rounds):
+        turn = round_number % len(order)
+        for name in order[turn:] + order[:turn]:
+            for task in _tasks(prompt_lengths, decode):
+                seconds, disturbed = _undisturbed(runtimes[name], task, prompts)
+                samples[name].seconds.setdefault(task, []).append(seconds)
+                if disturbed:
+                    samples[name].disturbed.setdefault(task, []).append(round_number)
+            advance(1)
+    return samples
+
+
+def _tasks(prompt_lengths: Sequence[int], decode: int) -> Iterator[Task]:
+    for i, length in enumerate(sorted(prompt_lengths)):
+        yield "prefill", length
+        if i == 0:
+            yield "decode", decode
+
+
+class _Prompts:
+    """Prompts of random ids, no two alike, the same in every run."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._rng = np.random.default_rng(0)
+        self._vocab_size = vocab_size
+
+    def next(self, length: int) -> NDArray[np.int32]:
+        return self._rng.integers(0, self._vocab_size, length).astype(np.int32)
+
+
+def _run(runtime: Runtime, task: Task, prompts: _Prompts) -> float:
+    kind, n = task
+    if kind == "decode":
+        seconds = runtime.decode(n)
+    else:
+        seconds = runtime.prefill(prompts.next(n))
+    if not (0 < seconds < math.inf):
+        raise MeasurementError(f"{kind} of {n} tokens took {seconds} seconds, which cannot be: was a prompt cached?")
+    return seconds
+
+
+def _warm_up(runtime: Runtime, samples: Samples, prompts: _Prompts, lengths: Sequence[int], decode: int) -> None:
+    """Visit until the last two times of every task agree, at most WARM_UP_ROUNDS times."""
+    for _ in range(WARM_UP_ROUNDS):
+        for task in _tasks(lengths, decode):
+            samples.warm_up.setdefault(task, []).append(_run(runtime, task, prompts))
+        if all(_agree(times) for times in samples.warm_up.values()):
+            return
+
+
+def _agree(times: list[float]) -> bool:
+    return len(times) > 1 and abs(times[-1] - times[-2]) <= AGREEMENT * min(times[-2:])
+
+
+def _undisturbed(runtime: Runtime, task: Task, prompts: _Prompts) -> tuple[float, bool]:
+    """Seconds of the task, repeated while something else has the cores; and whether it stayed so."""
+    seconds = 0.0
+    for _ in range(1 + REPEATS):
+        begin, cpu = time.perf_counter(), time.process_time()
+        seconds = _run(runtime, task, prompts)
+        wall = time.perf_counter() - begin
+        if time.process_time() - cpu >= BUSY * wall * runtime.engine.threads:
+            return seconds, False
+    return seconds, True
+
+
+def as_json(samples: Mapping[str, Samples], engines: Mapping[str, Any]) -> dict[str, Any]:
+    """Variant -> engine, and per task the raw seconds and the rate in tokens per second."""
+    return {
+        name: {
+            "engine": engines[name],
+            "prefill": {str(n): _figures(of, ("prefill", n)) for kind, n in of.seconds if kind == "prefill"},
+            "decode": {str(n): _figures(of, ("decode", n)) for kind, n in of.seconds if kind == "decode"},
+        }
+        for name, of in samples.items()
+    }
+
+
+def _figures(samples: Samples, task: Task) -> dict[str, Any]:
+    seconds = samples.seconds[task]
+    return {
+        "seconds": seconds,
+        "warm_up_seconds": samples.warm_up[task],
+        "disturbed_rounds": samples.disturbed.get(task, []),
+        "tokens_per_second": interval_json(rate_of(seconds, task[1])),
+    }
+
+
+def rate_of(seconds: Sequence[float], tokens: int) -> Interval:
+    """Median tokens per second with the interval of its order statistics."""
+    return median_interval([tokens / s for s in seconds])

@@ -1,0 +1,160 @@
+"""params.yaml as frozen dataclasses: every key is known, of its type, and named when it is not."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from pipeline.errors import ParamsError, of
+from pipeline.types import Limits
+
+
+@dataclass(frozen=True)
+class Corpus:
+    name: str = "sample"
+    path: str | None = None
+    windows: int | None = 40
+    context: int = 512
+
+
+@dataclass(frozen=True)
+class Variant:
+    format: str
+    scheme: str
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    threads: int = 0
+    flash_attention: bool = False
+    kv_type: str = "f16"
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    prompt_lengths: tuple[int, ...] = (128, 512, 2048)
+    decode: int = 64
+    rounds: int = 7
+    device: str = "auto"
+    threads: int = 0
+    flash_attention: bool | str = "auto"
+
+
+@dataclass(frozen=True)
+class Gate:
+    inconclusive: str = "fail"
+    limits: Mapping[str, Limits] = field(default_factory=dict)
+
+    def limits_of(self, variant: str) -> Limits:
+        """The default's limits with the variant's own over them."""
+        default, own = (asdict(self.limits.get(name, Limits())) for name in ("default", variant))
+        return Limits(**{key: own[key] if own[key] is not None else default[key] for key in default})
+
+
+@dataclass(frozen=True)
+class Params:
+    checkpoint: str
+    revision: str | None
+    corpus: Corpus
+    variants: Mapping[str, Variant]
+    evaluate: Evaluate
+    benchmark: Benchmark
+    gate: Gate
+
+
+def load(path: Path) -> Params:
+    """The parameters of a project.
+
+    Raises:
+        ParamsError: no such file, not YAML, or a key that is unknown, missing or of the wrong type.
+    """
+    import yaml
+
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ParamsError(f"{path} cannot be read: {error.strerror}. Run this in the project's folder.") from error
+    except yaml.YAMLError as error:
+        raise ParamsError(f"{path} is not valid YAML: {error}") from error
+    params: Params = parse(raw, Params, "")
+    _check_values(params)
+    return params
+
+
+def _check_values(params: Params) -> None:
+    if not params.variants:
+        raise ParamsError("params.yaml: variants is empty; name at least one.")
+    if params.gate.inconclusive not in {"fail", "warn"}:
+        raise ParamsError(f"params.yaml: gate.inconclusive must be fail or warn, found {params.gate.inconclusive!r}.")
+    if params.benchmark.flash_attention not in {True, False, "auto"}:
+        raise ParamsError(
+            f"params.yaml: benchmark.flash_attention must be true, false or auto, found {params.benchmark.flash_attention!r}."
+        )
+    sizes = {
+        "corpus.windows": (params.corpus.windows,),
+        "corpus.context": (params.corpus.context,),
+        "benchmark.prompt_lengths": params.benchmark.prompt_lengths or (0,),
+        "benchmark.decode": (params.benchmark.decode,),
+        "benchmark.rounds": (params.benchmark.rounds,),
+    }
+    for key, values in sizes.items():
+        if any(value is not None and value < 1 for value in values):
+            raise ParamsError(f"params.yaml: {key} must be positive, found {values}.")
+
+
+def parse(raw: Any, kind: Any, where: str) -> Any:
+    """`raw` as `kind`: a dataclass, a mapping or sequence of one type, a union, or a plain type."""
+    origin = get_origin(kind)
+    if isinstance(kind, type) and hasattr(kind, "__dataclass_fields__"):
+        return _parse_dataclass(raw, kind, where)
+    if origin is types.UnionType:
+        options = get_args(kind)
+        if raw is None and type(None) in options:
+            return None
+        for option in options:
+            if isinstance(option, type) and _fits(raw, option):
+                return option(raw)
+    elif origin is not None and issubclass(origin, tuple) and isinstance(raw, list):
+        return tuple(parse(item, get_args(kind)[0], f"{where}[{i}]") for i, item in enumerate(raw))
+    elif origin is not None and issubclass(origin, Mapping) and isinstance(raw, dict):
+        return {str(key): parse(value, get_args(kind)[1], f"{where}.{key}") for key, value in raw.items()}
+    elif isinstance(kind, type) and _fits(raw, kind):
+        return kind(raw)
+    raise ParamsError(f"params.yaml: {where} must be {_describe(kind)}, found {raw!r}.")
+
+
+def _fits(raw: Any, kind: type) -> bool:
+    if isinstance(raw, bool) or kind is bool:  # YAML's true is an int to Python
+        return isinstance(raw, bool) and kind is bool
+    return isinstance(raw, int | float) if kind is float else isinstance(raw, kind)
+
+
+def _parse_dataclass(raw: Any, kind: type, where: str) -> Any:
+    if not isinstance(raw, dict):
+        raise ParamsError(f"params.yaml: {where or 'the file'} must be a mapping, found {raw!r}.")
+    hints = get_type_hints(kind)
+    known = [f.name for f in fields(kind)]
+    for key in raw:
+        if key not in known:
+            raise ParamsError(f"params.yaml: unknown key {_join(where, str(key))!r}; {of(str(key), known)}")
+    values = {key: parse(value, hints[key], _join(where, key)) for key, value in raw.items()}
+    for f in fields(kind):
+        if f.name not in raw and f.default is MISSING and f.default_factory is MISSING:
+            raise ParamsError(f"params.yaml: {_join(where, f.name)} is missing.")
+    return kind(**values)
+
+
+def _join(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
+
+
+def _describe(kind: Any) -> str:
+    names = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "NoneType": "null"}
+    if get_origin(kind) is types.UnionType:
+        return " or ".join(_describe(option) for option in get_args(kind))
+    if get_origin(kind) is not None:
+        return "a list" if issubclass(get_origin(kind), tuple) else "a mapping"
+    return names.get(getattr(kind, "__name__", ""), str(kind))

@@ -1,0 +1,39 @@
+"""Fixtures. Material outside the repository is found by QUANTGATE_SHARED alone: without it such tests are skipped, with it they may not be."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    if "QUANTGATE_SHARED" not in os.environ:
+        pytest.skip("QUANTGATE_SHARED is not set")
+    return Path(os.environ["QUANTGATE_SHARED"])
+
+
+@pytest.fixture(scope="session")
+def smollm(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2-135M as a Qwen2 checkpoint: the one real model at hand. Made once per session."""
+    out = tmp_path_factory.mktemp("smollm") / "smollm2-qwen2"
+    subprocess.run([sys.executable, shared / "tools" / "make_smollm2_qwen2.py", out], check=True, capture_output=True)
+    return out
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Path:
+    """The embedded checkpoint."""
+    return ROOT / "assets" / "qwen3-tiny"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or fills the user's cache folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
