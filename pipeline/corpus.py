@@ -11,12 +11,12 @@ from pipeline.errors import CorpusError, of
 from pipeline.files import new_folder, read_json, write_json
 from pipeline.paths import SAMPLE_TEXT
 from pipeline.source.tokenizer import Tokenizer
-from pipeline.types import Windows
+from pipeline.types import ModelSpec, Windows
 
 NAMES = ("sample", "file")
 
 
-def text_path(name: str, path: Path | None) -> Path:
+def text_path(name: str, path: str | Path | None) -> Path:
     """Where a corpus of params lies: `sample` is embedded, `file` is the user's.
 
     Raises:
@@ -26,7 +26,7 @@ def text_path(name: str, path: Path | None) -> Path:
         raise CorpusError(f"corpus {name!r} does not exist; {of(name, NAMES)}.")
     if (name == "file") != (path is not None):
         raise CorpusError("corpus: `file` needs a path to a UTF-8 text, `sample` takes none.")
-    found = path or SAMPLE_TEXT
+    found = SAMPLE_TEXT if path is None else Path(path)
     if not found.is_file():
         raise CorpusError(f"corpus: {found} is not a file. Give the path of a UTF-8 text.")
     return found
@@ -43,18 +43,22 @@ def read_text(path: Path) -> tuple[str, str]:
         return data.decode("utf-8"), hashlib.sha256(data).hexdigest()
     except UnicodeDecodeError as error:
         raise CorpusError(
-            f"{path} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x} ({error.reason}). Convert it to UTF-8."
+            f"{path} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x} ({error.reason}). "
+            "Convert it to UTF-8."
         ) from error
 
 
-def cut(name: str, path: Path, tokenizer: Tokenizer, vocab_size: int, context: int, windows: int | None) -> Windows:
+def cut(name: str, path: Path, tokenizer: Tokenizer, spec: ModelSpec, context: int, windows: int | None) -> Windows:
     """Consecutive windows of `context` tokens that share none; the tail is dropped. None takes all windows there are.
 
     Raises:
         CorpusError: a context too short to score, or a text too short for the windows asked for.
     """
-    if context < 4:
-        raise CorpusError(f"corpus.context is {context}; at least 4 tokens are needed to score one.")
+    if not 4 <= context <= spec.context_length:
+        raise CorpusError(
+            f"a context of {context} tokens cannot be scored: at least 4 are needed, and the model takes at most "
+            f"{spec.context_length}. Set corpus.context (--context)."
+        )
     text, digest = read_text(path)
     ids = tokenizer.encode(text)
     held = len(ids) // context
@@ -65,7 +69,7 @@ def cut(name: str, path: Path, tokenizer: Tokenizer, vocab_size: int, context: i
             f"{max(1, wanted) * context} tokens: give a longer text, or ask for fewer windows or a shorter context."
         )
     cut_ids = ids[: wanted * context].reshape(wanted, context)
-    lengths = tokenizer.byte_lengths(vocab_size)
+    lengths = tokenizer.byte_lengths(spec.vocab_size)
     targets = cut_ids[:, context // 2 + 1 :]
     return Windows(name, digest, tokenizer.sha256, cut_ids, lengths[targets].sum(axis=1))
 

@@ -82,7 +82,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """A dataclass or plain value as JSON, keys in their order. NaN and infinity are refused: no reader agrees on them."""
+    """A dataclass or plain value as JSON, keys in their order. NaN and infinity are refused: no reader agrees on
+    them.
+    """
     plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
     write_text(path, json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 

@@ -64,6 +64,16 @@ class Params:
     benchmark: Benchmark
     gate: Gate
 
+    def variant(self, name: str) -> Variant:
+        """A variant by name.
+
+        Raises:
+            ParamsError: no such variant.
+        """
+        if name not in self.variants:
+            raise ParamsError(f"params.yaml has no variant {name!r}; {of(name, [*self.variants])}")
+        return self.variants[name]
+
 
 def load(path: Path) -> Params:
     """The parameters of a project.
@@ -91,7 +101,8 @@ def _check_values(params: Params) -> None:
         raise ParamsError(f"params.yaml: gate.inconclusive must be fail or warn, found {params.gate.inconclusive!r}.")
     if params.benchmark.flash_attention not in {True, False, "auto"}:
         raise ParamsError(
-            f"params.yaml: benchmark.flash_attention must be true, false or auto, found {params.benchmark.flash_attention!r}."
+            f"params.yaml: benchmark.flash_attention must be true, false or auto, "
+            f"found {params.benchmark.flash_attention!r}."
         )
     sizes = {
         "corpus.windows": (params.corpus.windows,),

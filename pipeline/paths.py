@@ -15,6 +15,7 @@ SPEED = ARTIFACTS / "speed.json"
 REPORTS = Path("reports")
 PARETO_MD = REPORTS / "pareto.md"
 PARETO_PNG = REPORTS / "pareto.png"
+PARETO_CSV = REPORTS / "pareto.csv"
 MEASUREMENTS = REPORTS / "measurements.json"
 GATE = REPORTS / "gate.json"
 SAMPLE_TEXT = Path(__file__).parent.parent / "assets" / "sample-corpus" / "sample.txt"

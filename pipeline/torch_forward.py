@@ -1,13 +1,12 @@
 """The architectures in float32 torch (transformers): the reference that every variant is compared with.
 
-What is stored is the target's log-probability and the final hidden state of each scored position, not logits: those are rebuilt as
-hidden @ head.T, exactly, from files that are smaller by vocabulary over width.
+What is stored is the target's log-probability and the final hidden state of each scored position, not logits: those
+are rebuilt as hidden @ head.T, exactly, from files that are smaller by vocabulary over width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,11 @@ from numpy.typing import NDArray
 
 from pipeline.errors import MeasurementError, PipelineError
 from pipeline.files import new_folder, read_json, write_json
+from pipeline.logits import Head, log_softmax
 from pipeline.models import spec_of
 from pipeline.progress import Advance, silent
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.types import Engine, SourceIdentity, Windows
-
-
-HEAD_ROWS = 64
 
 
 class TorchRuntime:
@@ -45,6 +42,7 @@ class TorchRuntime:
         self._torch = torch
         self._decoder = model.eval().model
         self.head = head_of(checkpoint)
+        self.vocab_size = len(self.head.weight)
         self.engine = Engine(
             name="transformers",
             version=f"transformers {transformers.__version__}, torch {torch.__version__}",
@@ -72,35 +70,6 @@ class TorchRuntime:
 
     def close(self) -> None:
         del self._decoder
-
-
-class Head:
-    """The last matrix product, by which hidden states become logits: always in the same blocks, so always the same bits.
-
-    weight: float32 [vocab, d_model].
-    """
-
-    def __init__(self, weight: NDArray[np.float32]) -> None:
-        from threadpoolctl import ThreadpoolController
-
-        self.weight = weight
-        self._pools = ThreadpoolController()
-        self._threads = ThreadPoolExecutor()
-
-    def logits(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
-        """float32 [rows, vocab] of hidden states float32 [rows, d_model].
-
-        Our threads, not OpenBLAS's: those spin for 30 ms after a product and take the cores from llama.cpp (it ran 1.6 times slower).
-        """
-        out = np.empty((len(hidden), len(self.weight)), np.float32)
-
-        def block(start: int) -> None:
-            part = slice(start, start + HEAD_ROWS)
-            np.matmul(hidden[part], self.weight.T, out=out[part])
-
-        with self._pools.limit(limits=1, user_api="blas"):
-            list(self._threads.map(block, range(0, len(hidden), HEAD_ROWS)))
-        return out
 
 
 def head_of(checkpoint: Checkpoint) -> Head:
@@ -144,7 +113,7 @@ def write_reference(
         for window, ids in enumerate(windows.ids):
             states = runtime.hidden(ids, windows.start)[:scored]
             hidden[window] = states
-            logprob[window] = target_logprob(runtime.head.logits(states), ids[windows.start + 1 :])
+            logprob[window] = _target_logprob(runtime.head.logits(states), ids[windows.start + 1 :])
             advance(1)
         hidden.flush()
         np.save(partial / "logprobs.npy", logprob)
@@ -176,21 +145,18 @@ def load_reference(folder: Path, checkpoint: Checkpoint) -> Reference:
     )
 
 
-def target_logprob(logits: NDArray[np.float32], targets: NDArray[np.int32]) -> NDArray[np.float32]:
+def _target_logprob(logits: NDArray[np.float32], targets: NDArray[np.int32]) -> NDArray[np.float32]:
     """Log-probability in nats, float32 [rows], of `targets` [rows] under logits [rows, vocab].
 
     Raises:
         MeasurementError: logits that are not finite, or all alike.
     """
-    top = logits.max(axis=1)
-    if not np.isfinite(top).all() or np.isnan(logits).any():
-        raise MeasurementError(
-            "the reference's logits are not finite: is the checkpoint whole, is it a float32 overflow?"
-        )
-    if (top == logits.min(axis=1)).any():
+    logprob = np.take_along_axis(log_softmax(logits), targets[:, None].astype(np.int64), 1)[:, 0]
+    if not np.isfinite(logprob).all():
+        raise MeasurementError("the reference's logits are not finite. Is the checkpoint whole?")
+    if (logits.max(axis=1) == logits.min(axis=1)).any():
         raise MeasurementError("the reference's logits are all alike: the checkpoint predicts nothing.")
-    log_sum = np.log(np.exp(logits - top[:, None]).sum(axis=1, dtype=np.float64)) + top
-    return (np.take_along_axis(logits, targets[:, None].astype(np.int64), 1)[:, 0] - log_sum).astype(np.float32)
+    return logprob
 
 
 def _torch() -> tuple[Any, Any]:

@@ -129,8 +129,8 @@ class Artifact:
 class Windows:
     """Token ids cut for scoring.
 
-    ids: int32 [windows, context]. The logits of positions [start, stop) predict ids [start + 1, stop + 1) and are scored.
-    span_bytes: int64 [windows], UTF-8 bytes of the scored tokens of each window.
+    ids: int32 [windows, context]. The logits of positions [start, stop) predict ids [start + 1, stop + 1) and are
+    scored. span_bytes: int64 [windows], UTF-8 bytes of the scored tokens of each window.
     """
 
     name: str
@@ -159,7 +159,9 @@ class Windows:
 
 @dataclass(frozen=True)
 class Scores:
-    """Per scored token, float32 or bool [windows, scored]: target's log-probability (nats), KL to the reference (nats), same top-1."""
+    """Per scored token, float32 or bool [windows, scored]: target's log-probability (nats), KL to the reference
+    (nats), same top-1.
+    """
 
     logprob: NDArray[np.float32]
     kld: NDArray[np.float32]
@@ -201,6 +203,7 @@ class Runtime(Protocol):
     """A loaded artifact."""
 
     engine: Engine
+    vocab_size: int
 
     def score(self, ids: NDArray[np.int32], start: int) -> Iterator[NDArray[np.float32]]:
         """Logits [rows, vocab] float32 of positions `start` to the last of `ids` [context], in chunks of rows.

@@ -2,9 +2,9 @@
 
     python tools/train_tiny.py CORPUS.txt.xz OUT --minutes 5
 
-Runs on one CUDA device (or, slowly, on the CPU) and writes OUT as a Hugging Face checkpoint: config.json, model.safetensors (bfloat16),
-tokenizer.json, tokenizer_config.json with a chat template, generation_config.json. It prints the validation loss in nats per token.
-Needs click, numpy, tokenizers, torch and transformers.
+Runs on one CUDA device (or, slowly, on the CPU) and writes OUT as a Hugging Face checkpoint: config.json,
+model.safetensors (bfloat16), tokenizer.json, tokenizer_config.json with a chat template, generation_config.json. It
+prints the validation loss in nats per token. Needs click, numpy, tokenizers, torch and transformers.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ import platform
 from typing import Any
 
 FLAGS = (
-    "avx", "avx2", "f16c", "fma", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16",
-    "amx_tile", "amx_int8", "amx_bf16", "asimd", "asimddp", "asimdhp", "i8mm", "bf16", "sve", "sve2",
-)  # fmt: skip
+    *("avx", "avx2", "f16c", "fma", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16"),
+    *("avx512_fp16", "amx_tile", "amx_int8", "amx_bf16", "asimd", "asimddp", "asimdhp", "i8mm", "bf16", "sve", "sve2"),
+)
 """Of all CPU flags, those that matrix kernels are chosen by."""
 
 
@@ -38,7 +38,9 @@ def short_id(machine: dict[str, Any]) -> str:
 
 
 def power_source() -> str:
-    """'mains', 'battery', or 'unknown' where the machine does not say; it changes by the hour, so it stays out of the fingerprint."""
+    """'mains', 'battery', or 'unknown' where the machine does not say; it changes by the hour, so it stays out of the
+    fingerprint.
+    """
     import psutil
 
     battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None

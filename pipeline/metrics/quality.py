@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import MeasurementError
+from pipeline.logits import log_softmax
 from pipeline.metrics.stats import bounds, interval_json, mean_interval, quantile_intervals
 from pipeline.progress import Advance, silent
 from pipeline.torch_forward import Reference
@@ -21,6 +22,7 @@ BLOCK_LOGITS = 1 << 18  # of one piece of work: 1 MB of float32 stay in a core's
 UNIFORM = 0.05  # nats: a mean this close to ln V is that of a model that predicts nothing
 
 Logits = NDArray[np.float32]
+Compared = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_]]
 
 
 def score(runtime: Runtime, windows: Windows, reference: Reference, advance: Advance = silent) -> Scores:
@@ -36,6 +38,7 @@ def score(runtime: Runtime, windows: Windows, reference: Reference, advance: Adv
         )
     shape = (len(windows.ids), windows.scored)
     scores = Scores(np.empty(shape, np.float32), np.empty(shape, np.float32), np.empty(shape, np.bool_))
+    vocab = reference.head.weight.shape[0]
     with ThreadPoolExecutor() as threads:
         for window, ids in enumerate(windows.ids):
             expected = reference.logits(window)
@@ -43,33 +46,27 @@ def score(runtime: Runtime, windows: Windows, reference: Reference, advance: Adv
             row = 0
             for chunk in runtime.score(ids, windows.start):
                 kept = chunk[: windows.scored - row]  # the last position predicts what lies beyond the window
-                _check(kept, expected.shape[1])
-                parts = list(_pieces(row, len(kept), expected.shape[1]))
-                pieces = threads.map(
-                    lambda part, kept=kept, row=row: (  # type: ignore[misc]
-                        part,
-                        compare(kept[part.start - row : part.stop - row], expected[part], targets[part]),
-                    ),
-                    parts,
-                )
-                for part, (logprob, kld, same) in pieces:
-                    scores.logprob[window, part], scores.kld[window, part], scores.same_top[window, part] = (
-                        logprob,
-                        kld,
-                        same,
-                    )
+                _check(kept, vocab)
+                for part, compared in _compare_pieces(threads, kept, expected[row:], targets[row:]):
+                    at = slice(row + part.start, row + part.stop)
+                    scores.logprob[window, at], scores.kld[window, at], scores.same_top[window, at] = compared
                 row += len(kept)
             if row != windows.scored:
                 raise MeasurementError(f"window {window}: {row} tokens were scored, expected {windows.scored}.")
             advance(1)
-    detect(scores, reference, expected.shape[1])
+    detect(scores, reference, vocab)
     return scores
 
 
-def _pieces(start: int, rows: int, vocab: int) -> Iterator[slice]:
-    step = max(1, BLOCK_LOGITS // vocab)
-    for at in range(start, start + rows, step):
-        yield slice(at, min(at + step, start + rows))
+def _compare_pieces(
+    threads: ThreadPoolExecutor, logits: Logits, expected: Logits, targets: NDArray[np.int64]
+) -> Iterator[tuple[slice, Compared]]:
+    """`compare` over pieces of rows that stay in a core's cache, on all cores."""
+    step = max(1, BLOCK_LOGITS // logits.shape[1])
+    parts = [slice(at, min(at + step, len(logits))) for at in range(0, len(logits), step)]
+    yield from zip(
+        parts, threads.map(lambda part: compare(logits[part], expected[part], targets[part]), parts), strict=True
+    )
 
 
 def _check(logits: Logits, vocab: int) -> None:
@@ -79,9 +76,7 @@ def _check(logits: Logits, vocab: int) -> None:
         )
 
 
-def compare(
-    logits: Logits, expected: Logits, targets: NDArray[np.int64]
-) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_]]:
+def compare(logits: Logits, expected: Logits, targets: NDArray[np.int64]) -> Compared:
     """Target's log-probability (nats), KL(expected || logits) over the vocabulary (nats) and same top-1, each [rows].
 
     Logits are [rows, vocab] float32. Sums are taken in float64. Equal logits give a KL of exactly 0.
@@ -95,13 +90,6 @@ def compare(
         raise MeasurementError("logits are not finite (NaN or infinite): the artifact or its runtime is broken.")
     logprob = np.take_along_axis(log_q, targets[:, None], 1)[:, 0]
     return logprob, kld.astype(np.float32), logits.argmax(axis=1) == expected.argmax(axis=1)
-
-
-def log_softmax(logits: Logits) -> Logits:
-    """Over the last axis, float32, its sum in float64."""
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    log_sum = np.log(np.exp(shifted).sum(axis=1, keepdims=True, dtype=np.float64))
-    return shifted - log_sum.astype(np.float32)
 
 
 def detect(scores: Scores, reference: Reference, vocab: int) -> None:
@@ -118,7 +106,8 @@ def detect(scores: Scores, reference: Reference, vocab: int) -> None:
         )
     if nll > math.log(vocab) > expected:
         raise MeasurementError(
-            f"perplexity {math.exp(nll):.4g} is above the vocabulary size {vocab}; the reference has {math.exp(expected):.4g}. "
+            f"perplexity {math.exp(nll):.4g} is above the vocabulary size {vocab}; the reference has "
+            f"{math.exp(expected):.4g}. "
             "The artifact is broken."
         )
 
@@ -130,8 +119,8 @@ def _mean_nll(logprob: NDArray[np.float32]) -> float:
 def summarize(scores: Scores, reference: Reference, windows: Windows, engine: Engine) -> dict[str, Any]:
     """The figures of quality.json: keys in docs/json.md, nats and shares, 95 % intervals over windows.
 
-    Definitions: perplexity exp(mean NLL); ln_ppl_ratio the mean paired difference of NLL, so that exp of it is the ratio of
-    perplexities; KL(reference || variant); bits_per_byte NLL / ln 2 over the UTF-8 bytes of the scored text.
+    Definitions: perplexity exp(mean NLL); ln_ppl_ratio the mean paired difference of NLL, so that exp of it is the
+    ratio of perplexities; KL(reference || variant); bits_per_byte NLL / ln 2 over the UTF-8 bytes of the scored text.
     """
     nll = mean_interval(-scores.logprob.mean(axis=1, dtype=np.float64))
     difference = (reference.logprob - scores.logprob).astype(np.float64)

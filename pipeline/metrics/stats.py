@@ -32,7 +32,8 @@ def mean_interval(values: NDArray[np.floating]) -> Interval:
 def quantile_intervals(values: NDArray[np.floating], levels: list[float], seed: int) -> list[Interval]:
     """Quantiles over all tokens of values [windows, tokens], with intervals from resampled windows.
 
-    Percentile bootstrap over clusters (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapters 8 and 13).
+    Percentile bootstrap over clusters (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapters 8 and
+    13).
     """
     rng = np.random.default_rng(seed)
     n = len(values)
@@ -48,8 +49,8 @@ def quantile_intervals(values: NDArray[np.floating], levels: list[float], seed: 
 def median_interval(samples: list[float]) -> Interval:
     """Median of independent samples with the narrowest interval of order statistics that covers it by at least 95 %.
 
-    Distribution-free (David and Nagaraja, Order Statistics, 2003, section 7.1): the count of samples below the median is
-    binomial(n, 1/2). Below 6 samples no two order statistics reach 95 %: the interval is infinite.
+    Distribution-free (David and Nagaraja, Order Statistics, 2003, section 7.1): the count of samples below the median
+    is binomial(n, 1/2). Below 6 samples no two order statistics reach 95 %: the interval is infinite.
     """
     n, ordered = len(samples), sorted(samples)
     middle = float(np.median(ordered))

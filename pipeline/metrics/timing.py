@@ -38,7 +38,6 @@ class Samples:
 def measure(
     runtimes: Mapping[str, Runtime],
     *,
-    vocab_size: int,
     prompt_lengths: Sequence[int],
     decode: int,
     rounds: int,
@@ -51,7 +50,7 @@ def measure(
     Raises:
         MeasurementError: a time that is zero, negative or infinite.
     """
-    prompts = _Prompts(vocab_size)
+    prompts = _Prompts(min(runtime.vocab_size for runtime in runtimes.values()))
     samples = {name: Samples() for name in runtimes}
     order = list(runtimes)
     for name in order:

@@ -61,7 +61,9 @@ def dense_spec(config: dict[str, Any], *, qkv_bias: bool, qk_norm: bool) -> Mode
 
 
 def rope(config: dict[str, Any]) -> Rope:
-    """Rotary settings from `rope_theta` with `rope_scaling.type` or `.rope_type`, or from transformers 5's `rope_parameters`."""
+    """Rotary settings from `rope_theta` with `rope_scaling.type` or `.rope_type`, or from transformers 5's
+    `rope_parameters`.
+    """
     parameters = config.get("rope_parameters") or {}
     scaling = config.get("rope_scaling") or parameters
     theta = float(parameters.get("rope_theta") or config.get("rope_theta") or 10_000.0)

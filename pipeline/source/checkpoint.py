@@ -22,7 +22,8 @@ SIDE_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generat
 
 
 class Checkpoint:
-    """Tensors by name, opened once and read by `pread`: memory does not grow with the checkpoint. Use as a context manager.
+    """Tensors by name, opened once and read by `pread`: memory does not grow with the checkpoint. Use as a context
+    manager.
 
     Raises:
         CheckpointError: not a folder with config.json and safetensors; an already quantized source; an absent shard.
@@ -52,7 +53,9 @@ class Checkpoint:
         self._descriptors = {}
 
     def rows(self, name: str, start: int, count: int) -> NDArray[np.float32]:
-        """Rows [start, start + count) of a matrix, or the elements of a vector as one row: float32 [count, columns]."""
+        """Rows [start, start + count) of a matrix, or the elements of a vector as one row: float32 [count,
+        columns].
+        """
         stored = self.tensors[name]
         columns = stored.shape[-1]
         size = count * columns * BYTES[stored.dtype]

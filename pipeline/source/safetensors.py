@@ -1,7 +1,7 @@
 """The safetensors format: a header of 8 + n bytes, then raw little-endian tensors.
 
-Format: https://github.com/huggingface/safetensors#format. Read by our own code since the library's numpy mode refuses bfloat16 and
-maps whole files; here a block of rows is one `pread`.
+Format: https://github.com/huggingface/safetensors#format. Read by our own code since the library's numpy mode refuses
+bfloat16 and maps whole files; here a block of rows is one `pread`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline.errors import CheckpointError
 
@@ -53,19 +54,17 @@ def read_header(path: Path) -> dict[str, Stored]:
     return {name: _stored(path, name, entry, 8 + size, length) for name, entry in header.items()}
 
 
-def _stored(path: Path, name: str, entry: dict[str, object], data: int, length: int) -> Stored:
+def _stored(path: Path, name: str, entry: dict[str, Any], data: int, length: int) -> Stored:
     try:
-        dtype, shape, (begin, end) = (
-            str(entry["dtype"]),
-            tuple(map(int, entry["shape"])),
-            map(int, entry["data_offsets"]),
-        )  # type: ignore[call-overload]
+        dtype, shape = str(entry["dtype"]), tuple(map(int, entry["shape"]))
+        begin, end = map(int, entry["data_offsets"])
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: the header entry of {name} is malformed: {entry!r}.") from error
     stored = Stored(path, dtype, shape, data + begin, end - begin)
     if not 0 <= begin <= end <= length - data:
         raise CheckpointError(
-            f"{path}: {name} lies at bytes {stored.offset} to {data + end}, the file has {length}. It is cut short: fetch it again."
+            f"{path}: {name} lies at bytes {stored.offset} to {data + end}, the file has {length}. "
+            "It is cut short: fetch it again."
         )
     if dtype in BYTES:
         expected = BYTES[dtype]

@@ -1,4 +1,6 @@
-"""The tokenizer of a checkpoint, from tokenizer.json alone: its vocabulary, its ids for a text, its special tokens."""
+"""The tokenizer of a checkpoint, from tokenizer.json alone: its vocabulary, its ids for a text, its special
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,8 @@ class Tokenizer:
     def vocabulary(self, size: int) -> tuple[list[str], list[Kind]]:
         """Text and kind of each id in [0, size).
 
-        Ids without a token, as Qwen's embedding has behind its vocabulary, are UNUSED. Special tokens keep their text.
+        Ids without a token, as Qwen's embedding has behind its vocabulary, are UNUSED. Special tokens keep their
+        text.
 
         Raises:
             TokenizerError: a token's id is not below `size`.

@@ -33,12 +33,11 @@ def llama() -> ModuleType:
 def _keep_log(llama_cpp: Any) -> Any:
     """The callback, cached so that ctypes does not let it go."""
 
-    @llama_cpp.llama_log_callback
     def keep(level: int, text: bytes, user_data: object) -> None:
         _log.append(text.decode(errors="replace"))
         del _log[:-40]
 
-    return keep
+    return llama_cpp.llama_log_callback(keep)
 
 
 def last_words(lines: int = 3) -> str:

@@ -1,7 +1,8 @@
-"""libggml-base through ctypes: the quantization kernels llama-quantize runs, and the library's own reader of GGUF tables.
+"""libggml-base through ctypes: the quantization kernels llama-quantize runs, and the library's own reader of GGUF
+tables.
 
-ctypes lets go of the interpreter lock during a call, so threads over blocks of rows scale. Declarations: ggml/include/ggml.h and gguf.h.
-ggml aborts the process on bad input; nothing reaches it here that was not checked.
+ctypes lets go of the interpreter lock during a call, so threads over blocks of rows scale. Declarations:
+ggml/include/ggml.h and gguf.h. ggml aborts the process on bad input; nothing reaches it here that was not checked.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ def library() -> ctypes.CDLL:
 def quantize(encoding: Encoding, weights: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Blocks uint8 [rows, row bytes] of float32 [rows, columns], as `ggml_quantize_chunk` makes them.
 
-    Raises:
-        QuantizationError: a row does not divide into blocks, a weight is not finite, or too large for the encoding's scale.
+    Raises: QuantizationError: a row does not divide into blocks, a weight is not finite, or too large for the
+        encoding's scale.
     """
     rows, columns = weights.shape
     if columns % encoding.block:

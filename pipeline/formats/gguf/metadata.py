@@ -21,7 +21,9 @@ PRE_TOKENIZERS = {
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+": "qwen2",
 }
-"""llama.cpp's name of a split regex (llama-vocab.cpp). The regex identifies it: a hash of a text's ids would fail each fine-tune."""
+"""llama.cpp's name of a split regex (llama-vocab.cpp). The regex identifies it: a hash of a text's ids would fail
+each fine-tune.
+"""
 
 
 def pre_tokenizer(tokenizer: Tokenizer) -> str:
@@ -33,7 +35,8 @@ def pre_tokenizer(tokenizer: Tokenizer) -> str:
     name = PRE_TOKENIZERS.get(tokenizer.split)
     if name is None:
         raise TokenizerError(
-            f"{tokenizer.path}: the pre-tokenizer's regex is none that llama.cpp is known to have:\n  {tokenizer.split}\n"
+            f"{tokenizer.path}: the pre-tokenizer's regex is none that llama.cpp is known to have:\n"
+            f"  {tokenizer.split}\n"
             f"Known: {', '.join(PRE_TOKENIZERS.values())}. With another split the artifact would read text differently."
         )
     return name

@@ -1,7 +1,7 @@
 """Which encoding each tensor gets: the policy of llama-quantize, and the one place that knows it.
 
-Source: the behaviour of `llama_model_quantize` in llama.cpp 0c1e57098 (src/llama-quant.cpp, llama_tensor_get_type), reproduced tensor by
-tensor; tests/formats/gguf/test_oracle.py compares types and bytes over a matrix of shapes.
+Source: the behaviour of `llama_model_quantize` in llama.cpp 0c1e57098 (src/llama-quant.cpp, llama_tensor_get_type),
+reproduced tensor by tensor; tests/formats/gguf/test_oracle.py compares types and bytes over a matrix of shapes.
 """
 
 from __future__ import annotations

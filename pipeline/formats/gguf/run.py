@@ -155,7 +155,8 @@ class GgufRuntime:
         code = self._cpp.llama_decode(self._context, batch)
         if code:
             raise MeasurementError(
-                f"{self.path}: llama_decode of {n} tokens behind {self._held} failed with {code}:\n{engine.last_words()}"
+                f"{self.path}: llama_decode of {n} tokens behind {self._held} failed with {code}:\n"
+                f"{engine.last_words()}"
             )
         self._held += n
 

@@ -1,7 +1,7 @@
 """The GGUF schemes and encodings.
 
-Block layouts: ggml/src/ggml-common.h of llama.cpp. A scheme is a llama_ftype (llama.h): a base encoding, from which plan.py departs by
-the rules of llama-quantize. Block sizes are checked against the library by a test.
+Block layouts: ggml/src/ggml-common.h of llama.cpp. A scheme is a llama_ftype (llama.h): a base encoding, from which
+plan.py departs by the rules of llama-quantize. Block sizes are checked against the library by a test.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Checkpoint -> model.gguf in one pass: every block of rows is read, widened, encoded and written at its place by one of the threads."""
+"""Checkpoint -> model.gguf in one pass: every block of rows is read, widened, encoded and written at its place by one
+of the threads.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ class _Place:
 def write(checkpoint: Checkpoint, scheme_name: str, folder: Path, advance: Advance = silent) -> Artifact:
     """Encode every tensor of the checkpoint into `folder`/model.gguf; `advance` is told of weights done.
 
-    Memory stays at a few blocks of rows and the vocabulary. Tensor data is byte-identical to what `llama_model_quantize` makes.
+    Memory stays at a few blocks of rows and the vocabulary. Tensor data is byte-identical to what
+    `llama_model_quantize` makes.
 
     Raises:
         ParamsError: an unknown scheme.
@@ -152,7 +155,7 @@ def _write_tensors(path: Path, checkpoint: Checkpoint, places: list[_Place], len
         except QuantizationError as error:  # collected: all tensors are named in one error below
             problems.setdefault(tensor.name, str(error))
         else:
-            _pwrite(descriptor, memoryview(blocks).cast("B"), job.place.offset + job.start * blocks.shape[1])
+            _pwrite(descriptor, memoryview(blocks.data).cast("B"), job.place.offset + job.start * blocks.shape[1])
         return job.count * tensor.shape[-1]
 
     try:
@@ -197,6 +200,6 @@ def _read_back(path: Path, places: list[_Place], length: int) -> None:
             )
     if len(found) != len(wanted) or path.stat().st_size != length:
         raise ArtifactError(
-            f"{path}: expected {len(wanted)} tensors and {length} bytes, read back {len(found)} and {path.stat().st_size}. "
-            "Is something else writing there?"
+            f"{path}: expected {len(wanted)} tensors and {length} bytes, read back {len(found)} and "
+            f"{path.stat().st_size}. Is something else writing there?"
         )

@@ -1,0 +1,167 @@
+"""The command line. Heavy packages are imported by the command that needs them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipeline import paths
+from pipeline.console import GATE_FAILED, Group
+
+CHECKPOINT = click.Path(path_type=Path)
+FOLDER = click.Path(path_type=Path)
+
+json_option = click.option("--json", "json_file", type=click.Path(), help="Write JSON there; - is standard output.")
+
+
+@click.group(cls=Group, context_settings={"max_content_width": 100})
+@click.version_option(package_name="quantgate", prog_name="quantgate")
+def main() -> None:
+    """Convert Qwen checkpoints, measure each quantization on the same tokens, gate on what it costs."""
+
+
+@main.command()
+@click.argument("checkpoint", type=CHECKPOINT)
+@click.option("--scheme", help="Show what this scheme does to every tensor.")
+@json_option
+def inspect(checkpoint: Path, scheme: str | None, json_file: str | None) -> None:
+    """Architecture and problems of CHECKPOINT, and what each scheme would weigh."""
+    from pipeline import console_tables
+    from pipeline.inspection import inspect as inspected
+
+    found = inspected(checkpoint, scheme)
+    _emit(json_file, found, lambda: console_tables.inspection(found))
+    if found["problems"]:
+        sys.exit(2)
+
+
+@main.command()
+@json_option
+def schemes(json_file: str | None) -> None:
+    """Formats and schemes: nominal bits per weight, and where they run."""
+    from pipeline import console_tables
+    from pipeline.formats import FORMATS, room
+
+    rooms = {name: room(name, "schemes") for name in FORMATS}
+    listed = [
+        {"format": name, "scheme": s.name, "bits_per_weight": s.base.bits_per_weight, "runs_on": rooms[name].RUNS_ON}
+        for name in FORMATS
+        for s in rooms[name].SCHEMES.values()
+    ]
+    _emit(json_file, listed, lambda: console_tables.schemes(listed))
+
+
+@main.command()
+@click.argument("checkpoint", type=CHECKPOINT)
+@click.option("--format", "format_name", required=True, help="gguf")
+@click.option("--scheme", required=True, help="See `quantgate schemes`.")
+@click.option("--out", required=True, type=FOLDER, help="A new folder.")
+def convert(checkpoint: Path, format_name: str, scheme: str, out: Path) -> None:
+    """Make the artifact of one scheme of CHECKPOINT in a new folder."""
+    from pipeline import artifact, console_tables
+
+    console_tables.artifact(artifact.convert(checkpoint, format_name, scheme, out), out)
+
+
+@main.command()
+@click.argument("artifact_folder", metavar="ARTIFACT", type=FOLDER)
+@click.option("--checkpoint", required=True, type=CHECKPOINT, help="The checkpoint it was made from: the reference.")
+@click.option("--corpus", default="sample", show_default=True, help="sample, or the path of a UTF-8 text.")
+@click.option("--windows", type=click.IntRange(1), help="Windows to score.  [default: all the text holds]")
+@click.option("--context", type=click.IntRange(4), default=512, show_default=True, help="Tokens per window.")
+@click.option("--threads", type=click.IntRange(0), default=0, help="[default: one per physical core]")
+@click.option("--flash-attention", is_flag=True, help="Another engine setting, other digits.")
+@click.option("--kv-type", default="f16", show_default=True, help="Type of the KV cache.")
+@json_option
+def evaluate(
+    artifact_folder: Path,
+    checkpoint: Path,
+    corpus: str,
+    windows: int | None,
+    context: int,
+    threads: int,
+    flash_attention: bool,
+    kv_type: str,
+    json_file: str | None,
+) -> None:
+    """Perplexity, KL divergence and same-top-1 of ARTIFACT against its checkpoint in float32."""
+    from pipeline import console_tables
+    from pipeline.evaluation import evaluate_folder
+
+    settings = {"threads": threads, "flash_attention": flash_attention, "kv_type": kv_type}
+    quality = evaluate_folder(artifact_folder, checkpoint, corpus, windows, context, settings)
+    _emit(json_file, quality, lambda: console_tables.quality(artifact_folder.name, quality))
+
+
+@main.command()
+@click.argument("artifacts", metavar="ARTIFACT...", nargs=-1, required=True, type=FOLDER)
+@click.option("--prompt-length", "prompt_lengths", multiple=True, type=click.IntRange(1), default=(128, 512, 2048))
+@click.option("--decode", type=click.IntRange(1), default=64, show_default=True, help="Tokens to decode.")
+@click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="Below 6 there is no interval.")
+@click.option("--device", default="auto", show_default=True, help="auto or cpu")
+@click.option("--threads", type=click.IntRange(0), default=0, help="[default: one per physical core]")
+@json_option
+def benchmark(
+    artifacts: tuple[Path, ...],
+    prompt_lengths: tuple[int, ...],
+    decode: int,
+    rounds: int,
+    device: str,
+    threads: int,
+    json_file: str | None,
+) -> None:
+    """Prefill and decode speed of each ARTIFACT, side by side in interleaved rounds."""
+    from pipeline import console_tables
+    from pipeline.benchmarking import benchmark_folders, named
+
+    settings = {"device": device, "threads": threads, "flash_attention": "auto"}
+    speed = benchmark_folders(named(artifacts), prompt_lengths, decode, rounds, settings)
+    _emit(json_file, speed, lambda: console_tables.speed(speed))
+
+
+@main.command()
+def report() -> None:
+    """Write reports/ from what the stages left."""
+    from pipeline import params
+    from pipeline.report.build import build
+
+    build([*params.load(paths.PARAMS).variants])
+    click.echo(f"wrote {paths.PARETO_MD}, {paths.PARETO_PNG} and {paths.MEASUREMENTS}")
+
+
+@main.command()
+def gate() -> None:
+    """Judge reports/measurements.json by params.yaml. Exit code 1 where the gate fails."""
+    from pipeline import console_tables
+    from pipeline import gate as gates
+    from pipeline import params as parameters
+    from pipeline.errors import ParamsError
+    from pipeline.files import read_json, write_json
+
+    params = parameters.load(paths.PARAMS)
+    measurements = read_json(paths.MEASUREMENTS, ParamsError)
+    result = gates.judge(measurements, params.variants, params.gate.limits_of, params.gate.inconclusive)
+    write_json(paths.GATE, result.as_json())
+    console_tables.gate(result)
+    if not result.passes:
+        sys.exit(GATE_FAILED)
+
+
+def _emit(json_file: str | None, value: Any, show: Callable[[], None]) -> None:
+    """JSON to standard output instead of the table, or to a file beside it."""
+    from pipeline.files import write_json
+
+    if json_file == "-":
+        click.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+        return
+    if json_file:
+        write_json(Path(json_file), value)
+    show()
+
+
+__all__: Sequence[str] = ["main"]

@@ -1,0 +1,81 @@
+"""The front and the picks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+WITHIN_CLOSE = 0.01  # of the reference's perplexity
+WITHIN_FAST = 0.03
+PREFERRED_PROMPT = "512"
+
+
+@dataclass(frozen=True)
+class Pick:
+    """What was asked, and the variant that answers it; None where none does."""
+
+    question: str
+    variant: str | None
+    why: str
+
+
+def front(variants: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Variants that no other beats in size and mean KL, by point values; the largest first."""
+    points = {name: (v["size_bytes"], v["kld"]["mean"]["value"]) for name, v in variants.items()}
+
+    def dominated(name: str) -> bool:
+        size, kld = points[name]
+        return any(s <= size and k <= kld and (s, k) != (size, kld) for s, k in points.values())
+
+    return sorted((name for name in points if not dominated(name)), key=lambda name: -points[name][0])
+
+
+def picks(variants: Mapping[str, Mapping[str, Any]]) -> list[Pick]:
+    """Three answers for someone who wants one variant. 'Within' means the whole 95 % interval is."""
+    close = [name for name, v in variants.items() if _within(v, WITHIN_CLOSE)]
+    smallest = min(close, key=lambda name: variants[name]["size_bytes"], default=None)
+    of_all = min(variants, key=lambda name: variants[name]["size_bytes"], default=None)
+    return [
+        Pick(
+            f"smallest within {WITHIN_CLOSE:.0%} of the reference's perplexity",
+            smallest,
+            change(variants[smallest]) if smallest else f"no variant is surely within {WITHIN_CLOSE:.0%}",
+        ),
+        _fastest(variants),
+        Pick("smallest of all", of_all, change(variants[of_all]) if of_all else "nothing was measured"),
+    ]
+
+
+def _fastest(variants: Mapping[str, Mapping[str, Any]]) -> Pick:
+    near = {name: v for name, v in variants.items() if _within(v, WITHIN_FAST) and v["prefill"]}
+    length = prompt_length(variants)
+    question = f"fastest prefill within {WITHIN_FAST:.0%} of it"
+    if not near or length is None:
+        return Pick(question, None, f"no variant with a measured prefill is surely within {WITHIN_FAST:.0%}")
+    name = max(near, key=lambda n: near[n]["prefill"][length]["value"])
+    rate = near[name]["prefill"][length]["value"]
+    return Pick(question, name, f"{rate:.0f} tokens/s at {length} tokens; {change(near[name])}")
+
+
+def prompt_length(variants: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """The prompt length that picks are made at: 512 where it was measured, else the middle one."""
+    lengths = sorted({n for v in variants.values() for n in v["prefill"]}, key=int)
+    if not lengths:
+        return None
+    return PREFERRED_PROMPT if PREFERRED_PROMPT in lengths else lengths[len(lengths) // 2]
+
+
+def _within(variant: Mapping[str, Any], share: float) -> bool:
+    high = variant["ln_ppl_ratio"]["high"]
+    return high is not None and high <= math.log1p(share)
+
+
+def change(variant: Mapping[str, Any]) -> str:
+    """'perplexity +0.57 % (+0.15 to +0.99)'."""
+    ratio = variant["ln_ppl_ratio"]
+    text = f"perplexity {math.expm1(ratio['value']):+.2%}"
+    if ratio["low"] is None:
+        return f"{text} (one window: no interval)"
+    return f"{text} ({math.expm1(ratio['low']):+.2%} to {math.expm1(ratio['high']):+.2%})"

@@ -1,0 +1,23 @@
+"""checkpoint -> artifacts/variants/NAME/: one variant's artifact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from pipeline import artifact, params, paths
+from pipeline.console import Command
+
+
+@click.command(cls=Command)
+@click.argument("name")
+def main(name: str) -> None:
+    """Convert the variant NAME of params.yaml."""
+    given = params.load(paths.PARAMS)
+    variant = given.variant(name)
+    artifact.convert(Path(given.checkpoint), variant.format, variant.scheme, paths.variant(name))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""artifact, windows, reference -> artifacts/quality/NAME.json and artifacts/scores/NAME.npz."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+import numpy as np
+
+from pipeline import corpus, params, paths
+from pipeline.console import Command
+from pipeline.evaluation import evaluate
+from pipeline.files import new_file, write_json
+from pipeline.source.checkpoint import Checkpoint
+from pipeline.torch_forward import load_reference
+
+
+@click.command(cls=Command)
+@click.argument("name")
+def main(name: str) -> None:
+    """Score the variant NAME of params.yaml."""
+    given = params.load(paths.PARAMS)
+    given.variant(name)
+    windows = corpus.load(paths.CORPUS)
+    with Checkpoint(Path(given.checkpoint)) as checkpoint:
+        reference = load_reference(paths.REFERENCE, checkpoint)
+    quality, scores = evaluate(paths.variant(name), windows, reference, asdict(given.evaluate))
+    with new_file(paths.scores(name)) as partial, partial.open("wb") as file:
+        np.savez(file, **asdict(scores))
+    write_json(paths.quality(name), quality)
+
+
+if __name__ == "__main__":
+    main()

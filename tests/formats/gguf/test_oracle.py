@@ -1,0 +1,116 @@
+"""Our one-pass writer against llama.cpp's quantizer: every tensor's name, type and bytes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import oracle
+import pytest
+from support import Shape, write_checkpoint
+
+from pipeline.formats.gguf.schemes import SCHEMES
+from pipeline.formats.gguf.write import write
+from pipeline.source.checkpoint import Checkpoint
+
+# Together: both architectures; heads per KV head 1, 2, 4, 7, 8; 1 to 80 layers; rows of 256, 576, 896, 4864 and of lengths that fall
+# back to blocks of 32 (64, 128, 288) or to F16 (40, 48); tied or not; sources of both dtypes.
+SOURCES = {
+    "qwen2-rows-256-4864": (Shape("qwen2", 2, 256, 4864, heads=4, kv_heads=4), "F32"),
+    "qwen2-rows-896": (Shape("qwen2", 2, 896, 512, heads=14, kv_heads=2), "F32"),
+    "qwen2-rows-896-untied": (Shape("qwen2", 2, 896, 64, heads=8, kv_heads=1, tied=False), "BF16"),
+    "qwen3-rows-576-1536": (Shape("qwen3", 2, 576, 1536, heads=8, kv_heads=4, head_dim=32), "BF16"),
+    "qwen3-rows-576-untied": (Shape("qwen3", 8, 576, 64, heads=8, kv_heads=2, head_dim=32, tied=False), "F32"),
+    "qwen3-rows-64-4864": (Shape("qwen3", 2, 64, 4864, heads=4, kv_heads=4, head_dim=16, tied=False), "BF16"),
+    "qwen2-8-layers": (Shape("qwen2", 8, 128, 896, heads=8, kv_heads=1, tied=False), "F32"),
+    "qwen3-8-layers": (Shape("qwen3", 8, 256, 256, heads=8, kv_heads=1, head_dim=16), "BF16"),
+    "qwen2-13-layers": (Shape("qwen2", 13, 256, 256, heads=4, kv_heads=2, tied=False), "BF16"),
+    "qwen3-24-layers": (Shape("qwen3", 24, 64, 256, heads=4, kv_heads=1, head_dim=16), "BF16"),
+    "qwen2-80-layers": (Shape("qwen2", 80, 256, 32, heads=8, kv_heads=1), "BF16"),
+    "qwen2-80-layers-rows-64": (Shape("qwen2", 80, 64, 256, heads=4, kv_heads=4, tied=False), "F32"),
+    "qwen3-80-layers": (Shape("qwen3", 80, 256, 32, heads=8, kv_heads=4, head_dim=8), "F32"),
+    "qwen2-1-layer-rows-288": (Shape("qwen2", 1, 288, 256, heads=6, kv_heads=3), "BF16"),
+    "qwen2-rows-40": (Shape("qwen2", 2, 40, 256, heads=4, kv_heads=2), "F32"),
+    "qwen3-head-dim-128-rows-48": (
+        Shape("qwen3", 2, 256, 48, heads=16, kv_heads=8, head_dim=128, tied=False),
+        "BF16",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint, and our GGUF file of it in its own dtype: what llama-quantize would be given."""
+
+    checkpoint: Path
+    base: Path
+    tensors: int
+
+
+@pytest.fixture(scope="module")
+def source_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Source]:
+    """Each checkpoint and its base file are made once, by the first test that asks."""
+
+    @cache
+    def source(name: str) -> Source:
+        shape, dtype = SOURCES[name]
+        folder = tmp_path_factory.mktemp(name)
+        with Checkpoint(write_checkpoint(folder / "checkpoint", shape, dtype)) as checkpoint:
+            (folder / "base").mkdir()
+            artifact = write(checkpoint, dtype.lower(), folder / "base")
+            (file,) = artifact.files
+            return Source(checkpoint.path, folder / "base" / file, len(checkpoint.tensors))
+
+    return source
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Iterator[Path]:
+    """A folder emptied after each test: the files of the whole matrix are not kept."""
+    yield tmp_path
+    shutil.rmtree(tmp_path)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_tensor_equals_llama_quantize(
+    name: str, scheme: str, source_of: Callable[[str], Source], scratch: Path
+) -> None:
+    source = source_of(name)
+    with Checkpoint(source.checkpoint) as checkpoint:
+        artifact = write(checkpoint, scheme, scratch)
+    (file,) = artifact.files
+    theirs = oracle.quantize(source.base, SCHEMES[scheme].ftype, scratch / "oracle.gguf")
+
+    expected, found = oracle.tensors(theirs), oracle.tensors(scratch / file)
+    assert len(expected) == source.tensors
+    assert found.keys() == expected.keys()
+    assert {n: kind for n, (kind, _) in found.items()} == {n: kind for n, (kind, _) in expected.items()}
+    assert [n for n in expected if found[n] != expected[n]] == []
+    assert oracle.field(scratch / file, "general.file_type") == oracle.field(theirs, "general.file_type")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "rows_of_256"),
+    [
+        ("q8_0", "Q8_0"),
+        ("q6_k", "Q6_K"),
+        ("q5_k_m", "Q5_K"),
+        ("q5_0", "Q5_0"),
+        ("q4_k_m", "Q4_K"),
+        ("q4_0", "Q4_0"),
+    ],
+)
+def test_rows_of_40_fall_to_f16(
+    scheme: str, rows_of_256: str, source_of: Callable[[str], Source], scratch: Path
+) -> None:
+    """What the test above compares is what these names say, in the oracle's file."""
+    base = source_of("qwen2-rows-40").base
+    theirs = oracle.tensors(oracle.quantize(base, SCHEMES[scheme].ftype, scratch / "oracle.gguf"))
+    kinds = {name: kind for name, (kind, _) in theirs.items() if name.startswith("blk.0.") and "norm" not in name}
+    assert kinds.pop("blk.0.ffn_down.weight") == rows_of_256
+    assert {kind for name, kind in kinds.items() if name.endswith(".weight")} == {"F16"}
+    assert theirs["token_embd.weight"][0] == "F16"
