@@ -52,7 +52,7 @@ class MeasurementError(PipelineError):
     pass
 
 
-def listed(problems: Sequence[str], most: int = 20) -> str:
+def listed(problems: Sequence[str], most: int = 1000) -> str:
     """Problems as indented lines, cut after `most` with their number."""
     lines = [f"  - {problem}" for problem in problems[:most]]
     if len(problems) > most:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import OutputError, PipelineError
+
+WRITE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES}
 
 
 @contextmanager
@@ -40,8 +43,12 @@ def new_folder(path: Path) -> Iterator[Path]:
         try:
             yield partial
             os.rename(partial, path)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(partial, ignore_errors=True)
+            if isinstance(error, OSError) and error.errno in WRITE_ERRORS:
+                raise OutputError(
+                    f"{path} cannot be written: {error.strerror}. Make room, or choose another."
+                ) from error
             raise
 
 
@@ -65,15 +72,27 @@ def new_file(path: Path) -> Iterator[Path]:
 
     The old file is replaced, never written into: it may be linked to DVC's cache.
     """
-    partial = path.parent / f".{path.name}.partial"
+    partial = path.parent / f".{path.name}.partial-{os.getpid()}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        for left in path.parent.glob(f".{path.name}.partial-*"):
+            if not _alive(left):
+                left.unlink(missing_ok=True)
         yield partial
         os.replace(partial, path)
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror}. Choose a place that can.") from error
     finally:
-        partial.unlink(missing_ok=True)
+        if path.parent.is_dir():
+            partial.unlink(missing_ok=True)
+
+
+def _alive(partial: Path) -> bool:
+    """Whether the process that a partial file names is there."""
+    import psutil
+
+    pid = partial.name.rpartition("-")[2]
+    return pid.isdigit() and psutil.pid_exists(int(pid))
 
 
 def write_text(path: Path, text: str) -> None:
@@ -99,8 +118,20 @@ def read_json(path: Path, error: type[PipelineError] = PipelineError) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:
         raise error(f"{path} cannot be read: {problem.strerror}.") from problem
-    except ValueError as problem:
+    except ValueError as problem:  # a UnicodeDecodeError is one
         raise error(f"{path} is not valid JSON: {problem}.") from problem
+
+
+def read_object(path: Path, error: type[PipelineError] = PipelineError) -> dict[str, Any]:
+    """The JSON object of a file.
+
+    Raises:
+        error: the file is absent, or holds something else.
+    """
+    value = read_json(path, error)
+    if not isinstance(value, dict):
+        raise error(f"{path}: expected a JSON object, found {type(value).__name__}. Fetch or write it again.")
+    return value
 
 
 def sha256(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
@@ -87,7 +88,7 @@ def load(path: Path) -> Params:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ParamsError(f"{path} cannot be read: {error.strerror}. Run this in the project's folder.") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ParamsError(f"{path} is not valid YAML: {error}") from error
     params: Params = parse(raw, Params, "")
     _check_values(params)
@@ -140,7 +141,7 @@ def parse(raw: Any, kind: Any, where: str) -> Any:
 def _fits(raw: Any, kind: type) -> bool:
     if isinstance(raw, bool) or kind is bool:  # YAML's true is an int to Python
         return isinstance(raw, bool) and kind is bool
-    return isinstance(raw, int | float) if kind is float else isinstance(raw, kind)
+    return isinstance(raw, int | float) and math.isfinite(raw) if kind is float else isinstance(raw, kind)
 
 
 def _parse_dataclass(raw: Any, kind: type, where: str) -> Any:

@@ -29,9 +29,12 @@ def dense_spec(config: dict[str, Any], *, qkv_bias: bool, qk_norm: bool) -> Mode
         problems.append(f"hidden_act: expected 'silu', found {config['hidden_act']!r}")
     if _slides(config):
         problems.append("use_sliding_window: sliding-window attention is not supported; it must be false")
+    kv_heads = config.get("num_key_value_heads") or config.get("num_attention_heads")
+    if config.get("num_key_value_heads") == 0 or not _positive(kv_heads):
+        problems.append("num_key_value_heads: not a positive integer")
     if problems:
         raise CheckpointError(f"config.json of {config['model_type']}:\n{listed(problems)}")
-    heads, kv_heads = config["num_attention_heads"], config.get("num_key_value_heads", config["num_attention_heads"])
+    heads = config["num_attention_heads"]
     if heads % kv_heads:
         raise CheckpointError(
             f"config.json: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}."
@@ -72,6 +75,10 @@ def rope(config: dict[str, Any]) -> Rope:
         return Rope(theta)
     if kind not in {"yarn", "linear"}:
         raise CheckpointError(f"config.json: rope scaling {kind!r} is not supported; known: default, linear, yarn.")
+    if not isinstance(scaling.get("factor"), int | float):
+        raise CheckpointError(
+            f"config.json: rope scaling {kind} needs a number as factor, found {scaling.get('factor')!r}."
+        )
     return Rope(
         theta,
         scaling=kind,

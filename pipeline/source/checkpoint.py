@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import CheckpointError, listed
-from pipeline.files import cached_sha256, read_json
+from pipeline.files import cached_sha256, read_object
 from pipeline.source.safetensors import BYTES, Stored, pread, read_header
 from pipeline.types import ModelSpec, SourceIdentity, TensorSpec
 
@@ -35,14 +35,14 @@ class Checkpoint:
                 f"{path} is not a folder. Give the folder that holds config.json and model.safetensors."
             )
         self.path = path
-        self.config: dict[str, Any] = read_json(path / "config.json", CheckpointError)
+        self.config: dict[str, Any] = read_object(path / "config.json", CheckpointError)
         _refuse_quantized(path, self.config)
         self.shards = _shards(path)
         self.tensors = _tensors(path, self.shards)
         self._descriptors: dict[Path, int] = {}
 
     def __enter__(self) -> Self:
-        self._descriptors = {shard: os.open(shard, os.O_RDONLY) for shard in self.shards}
+        self._descriptors = {shard: os.open(shard, os.O_RDONLY) for shard in self.shards.values()}
         return self
 
     def __exit__(
@@ -97,9 +97,10 @@ class Checkpoint:
     def _head_problems(self, spec: ModelSpec) -> Iterable[str]:
         """A tied checkpoint may hold the head as well, where it is the embedding again."""
         head, embedding = self.tensors["lm_head.weight"], self.tensors.get("model.embed_tokens.weight")
-        if embedding is None:
-            return
-        if head.shape != embedding.shape or head.dtype not in BYTES or not self._same(head, embedding):
+        if embedding is None or len(embedding.shape) != 2:
+            return  # said of the embedding itself
+        readable = {head.dtype, embedding.dtype} <= BYTES.keys()
+        if head.shape != embedding.shape or (readable and not self._same(head, embedding)):
             yield "lm_head.weight: differs from model.embed_tokens.weight, but config.json says tie_word_embeddings"
 
     def _same(self, a: Stored, b: Stored) -> bool:
@@ -116,7 +117,10 @@ class Checkpoint:
 
     def identity(self, revision: str | None = None) -> SourceIdentity:
         """Name and sha256 of every file that decides an artifact, without machine paths."""
-        files = [*self.shards, *(self.path / name for name in (*SIDE_FILES, INDEX) if (self.path / name).exists())]
+        files = [
+            *self.shards.values(),
+            *(self.path / name for name in (*SIDE_FILES, INDEX) if (self.path / name).exists()),
+        ]
         digests = cached_sha256(sorted(set(files)))
         named = {path.relative_to(self.path).as_posix(): digest for path, digest in digests.items()}
         return SourceIdentity(self.path.resolve().name, revision, named)
@@ -142,11 +146,12 @@ def _refuse_quantized(path: Path, config: dict[str, Any]) -> None:
             )
 
 
-def _shards(path: Path) -> list[Path]:
+def _shards(path: Path) -> dict[str, Path]:
+    """Weight files by their names in the index."""
     index = path / INDEX
     if not index.exists():
         if (path / SINGLE).exists():
-            return [path / SINGLE]
+            return {SINGLE: path / SINGLE}
         pickled = sorted(p.name for p in path.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".ckpt"})
         hint = f" It holds {', '.join(pickled)}: pickles are not read." if pickled else ""
         raise CheckpointError(f"{path} holds neither {SINGLE} nor {INDEX}.{hint} Save it as safetensors.")
@@ -156,29 +161,29 @@ def _shards(path: Path) -> list[Path]:
             raise CheckpointError(
                 f"{index} names {name!r}, which lies outside the checkpoint folder. Do not trust this file."
             )
-    return [path / name for name in names]
+    return {name: path / name for name in names}
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    weight_map = read_json(index, CheckpointError).get("weight_map")
+    weight_map = read_object(index, CheckpointError).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index} has no weight_map. Fetch it again.")
     return weight_map
 
 
-def _tensors(path: Path, shards: list[Path]) -> dict[str, Stored]:
+def _tensors(path: Path, shards: dict[str, Path]) -> dict[str, Stored]:
     index = path / INDEX
     promised = _weight_map(index) if index.exists() else {}
+    present = {name: read_header(shard) for name, shard in shards.items() if shard.exists()}
     problems = [
-        f"{shard.name} is absent; {INDEX} puts {_some([n for n, s in promised.items() if s == shard.name])} there"
-        for shard in shards
-        if not shard.exists()
+        f"{shard} is absent; {INDEX} puts {_some([n for n, s in promised.items() if s == shard])} there"
+        for shard in shards.keys() - present.keys()
     ]
-    present = {shard.name: read_header(shard) for shard in shards if shard.exists()}
     tensors: dict[str, Stored] = {}
     for shard, header in present.items():
         problems += [
-            f"{name} is in two shards, {tensors[name].file.name} and {shard}" for name in header.keys() & tensors.keys()
+            f"{name} is in two shards, {tensors[name].file.relative_to(path)} and {shard}"
+            for name in header.keys() & tensors.keys()
         ]
         tensors |= header
     problems += [
@@ -187,7 +192,7 @@ def _tensors(path: Path, shards: list[Path]) -> dict[str, Stored]:
         if shard in present and name not in present[shard]
     ]
     if problems:
-        raise CheckpointError(f"{path} is incomplete:\n{listed(problems)}\nFetch the checkpoint again.")
+        raise CheckpointError(f"{path} is incomplete:\n{listed(sorted(problems))}\nFetch the checkpoint again.")
     return tensors
 
 

@@ -50,6 +50,8 @@ def read_header(path: Path) -> dict[str, Stored]:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
     except ValueError as error:
         raise CheckpointError(f"{path}: the header is not JSON ({error}). Fetch the file again.") from error
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{path}: the header is no JSON object. Fetch the file again.")
     header.pop("__metadata__", None)
     return {name: _stored(path, name, entry, 8 + size, length) for name, entry in header.items()}
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import TokenizerError
-from pipeline.files import read_json, sha256
+from pipeline.files import read_object, sha256
 
 
 class Kind(IntEnum):
@@ -43,10 +43,14 @@ class Tokenizer:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.path = folder / "tokenizer.json"
-        self.json: dict[str, Any] = read_json(self.path, TokenizerError)
+        self.json: dict[str, Any] = read_object(self.path, TokenizerError)
         self._settings: dict[str, Any] = self._side("tokenizer_config.json")
-        kind = self.json["model"].get("type", "BPE")
-        if kind != "BPE" or (self.json.get("decoder") or {}).get("type") != "ByteLevel":
+        match self.json:
+            case {"model": {"vocab": dict(), "merges": list(), **model}, "decoder": {"type": "ByteLevel"}}:
+                kind = model.get("type", "BPE")
+            case _:
+                kind = "another kind of tokenizer"
+        if kind != "BPE":
             raise TokenizerError(f"{self.path}: a byte-level BPE is expected, found {kind}. Qwen checkpoints have one.")
 
     @cached_property
@@ -117,7 +121,10 @@ class Tokenizer:
         """Ids int32 [tokens] of a text, special tokens in it recognised; BOS only where the tokenizer adds one."""
         import tokenizers
 
-        return np.array(tokenizers.Tokenizer.from_file(str(self.path)).encode(text).ids, dtype=np.int32)
+        tokenizer = tokenizers.Tokenizer.from_file(str(self.path))
+        tokenizer.no_truncation()  # a training run may have saved either
+        tokenizer.no_padding()
+        return np.array(tokenizer.encode(text).ids, dtype=np.int32)
 
     @property
     def chat_template(self) -> str | None:
@@ -152,4 +159,4 @@ class Tokenizer:
 
     def _side(self, name: str) -> dict[str, Any]:
         path = self.folder / name
-        return read_json(path, TokenizerError) if path.exists() else {}
+        return read_object(path, TokenizerError) if path.exists() else {}
