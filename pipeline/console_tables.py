@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from pipeline.gate import FAIL, INCONCLUSIVE, PASS, Result
-from pipeline.report.markdown import effective, megabytes, ranged
+from pipeline.report.markdown import decimals, effective, megabytes, ranged
 from pipeline.report.pareto import change
 from pipeline.types import Artifact
 
@@ -75,7 +75,9 @@ def quality(name: str, found: Mapping[str, Any]) -> None:
     table.add_row("reference", f"{found['reference_ppl']:.4f}")
     table.add_row("change", change(found).removeprefix("perplexity "))
     kld = found["kld"]
-    table.add_row("KL, nats/token", ranged({"value": kld["mean"], **found["kld_interval"]["mean"]}, 5))
+    table.add_row(
+        "KL, nats/token", ranged({"value": kld["mean"], **found["kld_interval"]["mean"]}, decimals(kld["mean"]))
+    )
     table.add_row("  median, p99, max", f"{kld['median']:.5f}, {kld['p99']:.5f}, {kld['max']:.5f}")
     same = {"value": found["same_top"], **found["same_top_interval"]}
     table.add_row("same top-1", ranged({key: share and share * 100 for key, share in same.items()}, 2) + " %")

@@ -1,10 +1,13 @@
-"""Fixtures. Material outside the repository is found by QUANTGATE_SHARED alone: without it such tests are skipped, with it they may not be."""
+"""Fixtures. Material outside the repository is found by QUANTGATE_SHARED alone: without it such tests are skipped, with
+it they may not be.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,7 +36,9 @@ def tiny() -> Path:
     return ROOT / "assets" / "qwen3-tiny"
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test reads or fills the user's cache folder."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield

@@ -1,4 +1,4 @@
-"""Which files of the library a stage imports, directly or not, read from the source (imports within functions included)."""
+"""Which files of the library a stage imports, directly or not: read from the source, imports in functions included."""
 
 from __future__ import annotations
 

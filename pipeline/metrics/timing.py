@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,10 +20,15 @@ AGREEMENT = 0.05  # two warm-up rounds closer than this end the warm-up
 WARM_UP_ROUNDS = 10  # at most
 BUSY = 0.85  # CPU time over wall × threads: below it something else had the cores
 REPEATS = 3  # of a disturbed round, at most
-LEAST_ROUNDS = 7
 
-Task = tuple[str, int]
-"""("prefill", prompt length) or ("decode", tokens)."""
+
+@dataclass(frozen=True)
+class Task:
+    """Prefill of `tokens`, or decode of `tokens` behind a prompt of `behind`, whose prefill is not counted."""
+
+    kind: str
+    tokens: int
+    behind: int = 0
 
 
 @dataclass
@@ -45,7 +50,7 @@ def measure(
 ) -> dict[str, Samples]:
     """Time every runtime in `rounds` interleaved rounds; `advance` is told of each visit.
 
-    A visit prefills every length in order; decoding follows the shortest. Each prompt is one that no cache has seen.
+    A visit prefills every length in order and decodes behind the shortest. Each prompt is one that no cache has seen.
 
     Raises:
         MeasurementError: a time that is zero, negative or infinite.
@@ -53,26 +58,22 @@ def measure(
     prompts = _Prompts(min(runtime.vocab_size for runtime in runtimes.values()))
     samples = {name: Samples() for name in runtimes}
     order = list(runtimes)
+    lengths = sorted(set(prompt_lengths))
+    tasks = [*(Task("prefill", length) for length in lengths), Task("decode", decode, behind=lengths[0])]
     for name in order:
-        _warm_up(runtimes[name], samples[name], prompts, prompt_lengths, decode)
+        for task in tasks:
+            _warm_up(runtimes[name], samples[name], task, prompts)
         advance(1)
     for round_number in range(rounds):
         turn = round_number % len(order)
         for name in order[turn:] + order[:turn]:
-            for task in _tasks(prompt_lengths, decode):
+            for task in tasks:
                 seconds, disturbed = _undisturbed(runtimes[name], task, prompts)
                 samples[name].seconds.setdefault(task, []).append(seconds)
                 if disturbed:
                     samples[name].disturbed.setdefault(task, []).append(round_number)
             advance(1)
     return samples
-
-
-def _tasks(prompt_lengths: Sequence[int], decode: int) -> Iterator[Task]:
-    for i, length in enumerate(sorted(prompt_lengths)):
-        yield "prefill", length
-        if i == 0:
-            yield "decode", decode
 
 
 class _Prompts:
@@ -87,23 +88,23 @@ class _Prompts:
 
 
 def _run(runtime: Runtime, task: Task, prompts: _Prompts) -> float:
-    kind, n = task
-    if kind == "decode":
-        seconds = runtime.decode(n)
+    if task.kind == "decode":
+        runtime.prefill(prompts.next(task.behind))
+        seconds = runtime.decode(task.tokens)
     else:
-        seconds = runtime.prefill(prompts.next(n))
+        seconds = runtime.prefill(prompts.next(task.tokens))
     if not (0 < seconds < math.inf):
-        raise MeasurementError(f"{kind} of {n} tokens took {seconds} seconds, which cannot be: was a prompt cached?")
+        raise MeasurementError(
+            f"{task.kind} of {task.tokens} tokens took {seconds} seconds, which cannot be: was a prompt cached?"
+        )
     return seconds
 
 
-def _warm_up(runtime: Runtime, samples: Samples, prompts: _Prompts, lengths: Sequence[int], decode: int) -> None:
-    """Visit until the last two times of every task agree, at most WARM_UP_ROUNDS times."""
-    for _ in range(WARM_UP_ROUNDS):
-        for task in _tasks(lengths, decode):
-            samples.warm_up.setdefault(task, []).append(_run(runtime, task, prompts))
-        if all(_agree(times) for times in samples.warm_up.values()):
-            return
+def _warm_up(runtime: Runtime, samples: Samples, task: Task, prompts: _Prompts) -> None:
+    """Repeat the task until its last two times agree, at most WARM_UP_ROUNDS times."""
+    times = samples.warm_up.setdefault(task, [])
+    while not _agree(times) and len(times) < WARM_UP_ROUNDS:
+        times.append(_run(runtime, task, prompts))
 
 
 def _agree(times: list[float]) -> bool:
@@ -127,8 +128,8 @@ def as_json(samples: Mapping[str, Samples], engines: Mapping[str, Any]) -> dict[
     return {
         name: {
             "engine": engines[name],
-            "prefill": {str(n): _figures(of, ("prefill", n)) for kind, n in of.seconds if kind == "prefill"},
-            "decode": {str(n): _figures(of, ("decode", n)) for kind, n in of.seconds if kind == "decode"},
+            "prefill": {str(task.tokens): _figures(of, task) for task in of.seconds if task.kind == "prefill"},
+            "decode": {str(task.tokens): _figures(of, task) for task in of.seconds if task.kind == "decode"},
         }
         for name, of in samples.items()
     }
@@ -140,7 +141,7 @@ def _figures(samples: Samples, task: Task) -> dict[str, Any]:
         "seconds": seconds,
         "warm_up_seconds": samples.warm_up[task],
         "disturbed_rounds": samples.disturbed.get(task, []),
-        "tokens_per_second": interval_json(rate_of(seconds, task[1])),
+        "tokens_per_second": interval_json(rate_of(seconds, task.tokens)),
     }
 
 

@@ -17,6 +17,11 @@ SIZES = (
     "max_position_embeddings",
 )
 
+ROPE_KEYS = {
+    *("type", "rope_type", "rope_theta", "factor", "original_max_position_embeddings"),
+    *("attention_factor", "beta_fast", "beta_slow"),
+}
+
 
 def dense_spec(config: dict[str, Any], *, qkv_bias: bool, qk_norm: bool) -> ModelSpec:
     """ModelSpec of a decoder with RMSNorm, grouped-query attention and SwiGLU.
@@ -75,10 +80,12 @@ def rope(config: dict[str, Any]) -> Rope:
         return Rope(theta)
     if kind not in {"yarn", "linear"}:
         raise CheckpointError(f"config.json: rope scaling {kind!r} is not supported; known: default, linear, yarn.")
+    given = {key: value for key, value in scaling.items() if value is not None}
+    problems = [f"{key} is not supported" for key in given if key not in ROPE_KEYS]
     if not isinstance(scaling.get("factor"), int | float):
-        raise CheckpointError(
-            f"config.json: rope scaling {kind} needs a number as factor, found {scaling.get('factor')!r}."
-        )
+        problems.append(f"factor must be a number, found {scaling.get('factor')!r}")
+    if problems:
+        raise CheckpointError(f"config.json: rope scaling {kind}:\n{listed(problems)}")
     return Rope(
         theta,
         scaling=kind,

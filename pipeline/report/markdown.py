@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.metrics.machine import short_id
-from pipeline.report.pareto import front, picks, prompt_length
+from pipeline.report.pareto import front, percent, picks, prompt_length
 
 NOT_MEASURED = "not measured"
 
@@ -48,7 +49,7 @@ def _row(
         "size": megabytes(variant["size_bytes"]),
         "bits": f"{variant['bits_per_weight']:.2f}",
         "types": effective(variant["effective_types"]),
-        "kld": ranged(variant["kld"]["mean"], 4),
+        "kld": ranged(variant["kld"]["mean"], decimals(variant["kld"]["mean"]["value"])),
         "ratio": ranged(variant["ln_ppl_ratio"], 4, signed=True),
         "ppl": ranged(variant["ppl"], 2),
         "same_top": ranged({k: v and v * 100 for k, v in variant["same_top"].items()}, 1) + " %",
@@ -77,6 +78,11 @@ def ranged(figure: Mapping[str, Any], digits: int, signed: bool = False) -> str:
     return f"{text} [{figure['low']:{sign}.{digits}f}, {figure['high']:{sign}.{digits}f}]"
 
 
+def decimals(value: float, significant: int = 3) -> int:
+    """Decimal places that show `significant` digits of a figure that may be small."""
+    return max(0, significant - 1 - math.floor(math.log10(abs(value)))) if value else 1
+
+
 def megabytes(size: int) -> str:
     """MB of 10^6 bytes, as files are counted on disk."""
     return f"{size / 1e6:.1f}" if size < 1e9 else f"{size / 1e6:,.0f}"
@@ -89,7 +95,7 @@ def effective(types: Mapping[str, int]) -> str:
 
 
 def _share(share: float) -> str:
-    return f"{share:.0%}".replace("%", " %") if share >= 0.005 else "<1 %"
+    return percent(share) if share >= 0.005 else "<1 %"
 
 
 def _engines(variants: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -39,9 +39,9 @@ def picks(variants: Mapping[str, Mapping[str, Any]]) -> list[Pick]:
     of_all = min(variants, key=lambda name: variants[name]["size_bytes"], default=None)
     return [
         Pick(
-            f"smallest within {WITHIN_CLOSE:.0%} of the reference's perplexity",
+            f"smallest within {percent(WITHIN_CLOSE)} of the reference's perplexity",
             smallest,
-            change(variants[smallest]) if smallest else f"no variant is surely within {WITHIN_CLOSE:.0%}",
+            change(variants[smallest]) if smallest else f"no variant is surely within {percent(WITHIN_CLOSE)}",
         ),
         _fastest(variants),
         Pick("smallest of all", of_all, change(variants[of_all]) if of_all else "nothing was measured"),
@@ -51,9 +51,9 @@ def picks(variants: Mapping[str, Mapping[str, Any]]) -> list[Pick]:
 def _fastest(variants: Mapping[str, Mapping[str, Any]]) -> Pick:
     near = {name: v for name, v in variants.items() if _within(v, WITHIN_FAST) and v["prefill"]}
     length = prompt_length(variants)
-    question = f"fastest prefill within {WITHIN_FAST:.0%} of it"
+    question = f"fastest prefill within {percent(WITHIN_FAST)} of it"
     if not near or length is None:
-        return Pick(question, None, f"no variant with a measured prefill is surely within {WITHIN_FAST:.0%}")
+        return Pick(question, None, f"no variant with a measured prefill is surely within {percent(WITHIN_FAST)}")
     name = max(near, key=lambda n: near[n]["prefill"][length]["value"])
     rate = near[name]["prefill"][length]["value"]
     return Pick(question, name, f"{rate:.0f} tokens/s at {length} tokens; {change(near[name])}")
@@ -75,7 +75,12 @@ def _within(variant: Mapping[str, Any], share: float) -> bool:
 def change(variant: Mapping[str, Any]) -> str:
     """'perplexity +0.57 % (+0.15 to +0.99)'."""
     ratio = variant["ln_ppl_ratio"]
-    text = f"perplexity {math.expm1(ratio['value']):+.2%}"
+    text = f"perplexity {math.expm1(ratio['value']) * 100:+.2f} %"
     if ratio["low"] is None:
         return f"{text} (one window: no interval)"
-    return f"{text} ({math.expm1(ratio['low']):+.2%} to {math.expm1(ratio['high']):+.2%})"
+    return f"{text} ({math.expm1(ratio['low']) * 100:+.2f} to {math.expm1(ratio['high']) * 100:+.2f})"
+
+
+def percent(share: float) -> str:
+    """'1 %'."""
+    return f"{share * 100:.0f} %"

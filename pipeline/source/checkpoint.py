@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import CheckpointError, listed
-from pipeline.files import cached_sha256, read_object
+from pipeline.files import cached_sha256, read_json, read_object
 from pipeline.source.safetensors import BYTES, Stored, pread, read_header
 from pipeline.types import ModelSpec, SourceIdentity, TensorSpec
 
@@ -165,7 +165,8 @@ def _shards(path: Path) -> dict[str, Path]:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    weight_map = read_object(index, CheckpointError).get("weight_map")
+    raw = read_json(index, CheckpointError)
+    weight_map = raw.get("weight_map") if isinstance(raw, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index} has no weight_map. Fetch it again.")
     return weight_map

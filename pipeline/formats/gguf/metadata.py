@@ -5,9 +5,10 @@ Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, written through
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import TokenizerError
+from pipeline.errors import CheckpointError, TokenizerError
 from pipeline.formats.gguf.schemes import Scheme
 from pipeline.source.tokenizer import Tokenizer
 from pipeline.types import ModelSpec, Rope
@@ -64,22 +65,28 @@ def add_metadata(
 
 
 def _add_rope(writer: GGUFWriter, rope: Rope) -> None:
+    """Rope keys; the file's attention factor is relative to YaRN's own 0.1 ln(factor) + 1, config.json's is the whole.
+
+    Raises:
+        CheckpointError: betas that llama.cpp would not read for a Qwen.
+    """
     writer.add_rope_freq_base(rope.theta)
     if rope.scaling is None:
         return
     from gguf import RopeScalingType
 
+    for key, value, fixed in (("beta_fast", rope.beta_fast, 32.0), ("beta_slow", rope.beta_slow, 1.0)):
+        if value not in {None, fixed}:
+            raise CheckpointError(
+                f"config.json: rope scaling {key} is {value}, but llama.cpp takes {fixed:g} for every Qwen: "
+                "the artifact would run wrong. GGUF cannot hold this checkpoint."
+            )
     writer.add_rope_scaling_type(RopeScalingType(rope.scaling))
     writer.add_rope_scaling_factor(rope.factor)
     if rope.scaling == "yarn" and rope.original_context is not None:
         writer.add_rope_scaling_orig_ctx_len(rope.original_context)
-    for add, value in (
-        (writer.add_rope_scaling_attn_factors, rope.attention_factor),
-        (writer.add_rope_scaling_yarn_beta_fast, rope.beta_fast),
-        (writer.add_rope_scaling_yarn_beta_slow, rope.beta_slow),
-    ):
-        if value is not None:
-            add(value)
+    if rope.attention_factor is not None:
+        writer.add_rope_scaling_attn_factors(rope.attention_factor / (0.1 * math.log(rope.factor) + 1))
 
 
 def _add_tokenizer(writer: GGUFWriter, spec: ModelSpec, tokenizer: Tokenizer, config: dict[str, Any]) -> None:

@@ -16,8 +16,8 @@ from pipeline.formats.gguf.schemes import SCHEMES
 from pipeline.formats.gguf.write import write
 from pipeline.source.checkpoint import Checkpoint
 
-# Together: both architectures; heads per KV head 1, 2, 4, 7, 8; 1 to 80 layers; rows of 256, 576, 896, 4864 and of lengths that fall
-# back to blocks of 32 (64, 128, 288) or to F16 (40, 48); tied or not; sources of both dtypes.
+# Together: both architectures; heads per KV head 1, 2, 4, 7, 8; 1 to 80 layers; rows of 256, 576, 896, 4864 and of
+# lengths that fall back to blocks of 32 (64, 128, 288) or to F16 (40, 48); tied or not; sources of both dtypes.
 SOURCES = {
     "qwen2-rows-256-4864": (Shape("qwen2", 2, 256, 4864, heads=4, kv_heads=4), "F32"),
     "qwen2-rows-896": (Shape("qwen2", 2, 896, 512, heads=14, kv_heads=2), "F32"),
