@@ -108,4 +108,4 @@ def gate(result: Result) -> None:
         if check.verdict != PASS:
             _print(f"[{COLORS[check.verdict]}]{check.verdict}[/] {check.variant}, {check.name}: {escape(check.reason)}")
     passes = "passes" if result.passes else "fails"
-    _print("", f"The gate {passes}: {result.verdict}.")
+    _print("", f"The gate {passes}." if result.verdict in {PASS, FAIL} else f"The gate {passes}: {result.verdict}.")

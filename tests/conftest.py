@@ -23,6 +23,12 @@ def shared() -> Path:
 
 
 @pytest.fixture(scope="session")
+def wikitext(shared: Path) -> Path:
+    """WikiText-2's raw test split."""
+    return shared / "data" / "wikitext-2-raw" / "wiki.test.raw"
+
+
+@pytest.fixture(scope="session")
 def smollm(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SmolLM2-135M as a Qwen2 checkpoint: the one real model at hand. Made once per session."""
     out = tmp_path_factory.mktemp("smollm") / "smollm2-qwen2"

@@ -26,9 +26,12 @@ def file_of(module: str) -> Path | None:
     return base / "__init__.py" if (base / "__init__.py").exists() else None
 
 
-def imported(stage: str) -> set[Path]:
-    """Files of pipeline/ that stages/`stage`.py needs, formats (imported by name at run time) aside."""
-    pending, seen = [ROOT / "stages" / f"{stage}.py"], set()
+def imported(stage: str, rooms: tuple[str, ...] = ()) -> set[Path]:
+    """Files of pipeline/ that stages/`stage`.py needs, with those of the `rooms` of each format, imported by name."""
+    pending = [ROOT / "stages" / f"{stage}.py"]
+    for room in rooms:
+        pending += (ROOT / "pipeline" / "formats").glob(f"*/{room}.py")
+    seen = set(pending)
     while pending:
         for module in modules_of(pending.pop()):
             path = file_of(module)

@@ -90,12 +90,18 @@ def _add_rope(writer: GGUFWriter, rope: Rope) -> None:
 
 
 def _add_tokenizer(writer: GGUFWriter, spec: ModelSpec, tokenizer: Tokenizer, config: dict[str, Any]) -> None:
+    from gguf import GGUFValueType, Keys
+
+    def add_array(key: str, values: list[Any], kind: GGUFValueType) -> None:
+        """As the writer's own methods do, but without its asking each of 150,000 values for its type."""
+        writer.add_key_value(key, values, GGUFValueType.ARRAY, sub_type=kind)
+
     tokens, kinds = tokenizer.vocabulary(spec.vocab_size)
     writer.add_tokenizer_model("gpt2")  # byte-level BPE
     writer.add_tokenizer_pre(pre_tokenizer(tokenizer))
-    writer.add_token_list(tokens)
-    writer.add_token_types([int(kind) for kind in kinds])
-    writer.add_token_merges(tokenizer.merges)
+    add_array(Keys.Tokenizer.LIST, tokens, GGUFValueType.STRING)
+    add_array(Keys.Tokenizer.TOKEN_TYPE, [int(kind) for kind in kinds], GGUFValueType.INT32)
+    add_array(Keys.Tokenizer.MERGES, tokenizer.merges, GGUFValueType.STRING)
     special = tokenizer.special_ids(config)
     for add, value in (
         (writer.add_bos_token_id, special.bos),

@@ -1,0 +1,33 @@
+# Two commands for a newcomer: `make pareto` and `make test`. Both install what they need into .venv first.
+
+PYTHON ?= $(shell command -v python3.12 || command -v python3.11 || echo python3)
+VENV := .venv
+REQUIREMENTS := pyproject.toml $(wildcard pipeline/requirements/*.txt pipeline/formats/*/requirements.txt)
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+
+.PHONY: setup pareto test check bench
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: $(REQUIREMENTS)
+	$(PYTHON) -m venv $(VENV)
+	python -m pip install --quiet --upgrade pip
+	python -m pip install --editable '.[gguf,reference,dvc,dev]'
+	touch $@
+
+pareto: setup
+	dvc repro
+	@echo "Read reports/pareto.md"
+
+test: setup
+	python -m pytest
+
+check: setup
+	ruff check .
+	ruff format --check .
+	mypy
+	lint-imports
+
+bench: setup
+	python -m benchmarks.convert
+	python -m benchmarks.perplexity

@@ -1,0 +1,117 @@
+"""dvc.yaml: every stage names what it imports, and DVC reruns what a change touches and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from dependencies import imported
+
+ROOT = Path(__file__).parent.parent
+STAGES = ("fetch", "corpus", "reference", "convert", "evaluate", "machine", "benchmark", "report", "gate")
+FORMAT_STAGES = {"convert": ("write",), "evaluate": ("run",), "benchmark": ("run",)}  # rooms imported by name
+FAST = {
+    "corpus": {"name": "sample", "path": None, "windows": 3, "context": 128},
+    "variants": {
+        "gguf-q8_0": {"format": "gguf", "scheme": "q8_0"},
+        "gguf-q4_0": {"format": "gguf", "scheme": "q4_0"},
+    },
+    "benchmark": {"prompt_lengths": [16], "decode": 4, "rounds": 6},
+}
+
+
+def stages() -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+
+
+def test_the_stages_are_the_nine() -> None:
+    assert tuple(stages()) == STAGES
+    assert {path.stem for path in (ROOT / "stages").glob("*.py")} - {"__init__"} == set(STAGES)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_depends_on_every_file_it_imports(stage: str) -> None:
+    definition = stages()[stage]
+    listed = [Path(dep) for dep in definition.get("do", definition)["deps"]]
+    needed = imported(stage, FORMAT_STAGES.get(stage, ())) | {Path("stages") / f"{stage}.py"}
+    listed = [Path(str(path).replace("${item.format}", "gguf")) for path in listed]
+    missing = [str(path) for path in sorted(needed) if not any(path == dep or dep in path.parents for dep in listed)]
+    assert not missing
+    assert all((ROOT / path).exists() for path in listed if path.parts[0] != "artifacts" and path.parts[0] != "reports")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The working tree as a repository of its own, with few windows, two variants and a checkpoint to change."""
+    project = tmp_path_factory.mktemp("project") / "quantgate"
+    listing = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+    for name in filter(None, listing.split("\0")):
+        if name != "dvc.lock" and (ROOT / name).is_file():
+            (project / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, project / name)
+    subprocess.run(["git", "init", "-q"], cwd=project, check=True)
+    write_params(project, {})
+    return project
+
+
+def write_params(project: Path, change: dict[str, Any]) -> None:
+    params = yaml.safe_load((ROOT / "params.yaml").read_text()) | FAST | change
+    (project / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+
+
+def repro(project: Path) -> list[str]:
+    """The stages that `dvc repro` ran."""
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(["dvc", "repro"], cwd=project, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return re.findall(r"Running stage '([^']+)'", done.stdout)
+
+
+def measured(project: Path) -> dict[str, Any]:
+    return json.loads((project / "reports" / "measurements.json").read_text())["variants"]
+
+
+@pytest.mark.slow
+def test_dvc_reruns_what_a_change_touches_and_nothing_else(project: Path) -> None:
+    """One long test, since each step starts from what the last one left."""
+    variants = list(FAST["variants"])
+    converts = [f"convert@{name}" for name in variants]
+    evaluates = [f"evaluate@{name}" for name in variants]
+
+    assert set(repro(project)) == {*STAGES, *converts, *evaluates} - {"convert", "evaluate"}
+    assert list(measured(project)) == variants
+    for name in ("pareto.md", "pareto.png", "pareto.csv", "measurements.json", "gate.json"):
+        assert (project / "reports" / name).stat().st_size > 0
+    assert "/" not in (project / "artifacts" / "source.json").read_text()  # no machine paths
+
+    assert repro(project) == ["fetch", "machine"]
+
+    with (project / "pipeline" / "formats" / "gguf" / "names.py").open("a") as file:
+        file.write("\n")
+    ran = repro(project)
+    assert set(converts) <= set(ran)
+    assert "reference" not in ran
+    assert "corpus" not in ran
+
+    checkpoint = project / "assets" / "qwen3-tiny" / "model.safetensors"
+    data = bytearray(checkpoint.read_bytes())
+    data[-2] ^= 1  # the last bit of one weight's mantissa
+    checkpoint.write_bytes(data)
+    assert {"corpus", "reference", *converts, *evaluates, "benchmark", "report", "gate"} <= set(repro(project))
+
+    write_params(project, {"variants": {"gguf-q8_0": FAST["variants"]["gguf-q8_0"]}})
+    ran = repro(project)
+    assert "report" in ran
+    assert not set(ran) & {"reference", *converts, *evaluates}
+    assert list(measured(project)) == ["gguf-q8_0"]
+    assert "q4_0" not in (project / "reports" / "pareto.md").read_text()

@@ -1,0 +1,64 @@
+"""The one real model at hand, SmolLM2-135M as Qwen2, on WikiText-2: 16 windows of 512, flash attention off.
+
+Expected perplexities were measured with llama-perplexity of the same llama.cpp with AVX-512, and with transformers in
+float32; other instruction sets move the last digits. `make bench` measures the other schemes too.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline import artifact, corpus, torch_forward
+from pipeline.evaluation import evaluate
+from pipeline.models import spec_of
+from pipeline.source.checkpoint import Checkpoint
+from pipeline.source.tokenizer import Tokenizer
+from pipeline.torch_forward import Reference
+from pipeline.types import Windows
+
+pytestmark = [pytest.mark.shared, pytest.mark.slow]
+
+WINDOWS = 16
+SETTINGS: dict[str, Any] = {"threads": 0, "flash_attention": False, "kv_type": "f16"}
+TEXT_SHA256 = "173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08"
+
+
+@pytest.fixture(scope="module")
+def windows(smollm: Path, wikitext: Path) -> Windows:
+    with Checkpoint(smollm) as checkpoint:
+        spec = spec_of(checkpoint.config)
+    return corpus.cut("file", wikitext, Tokenizer(smollm), spec, 512, WINDOWS)
+
+
+@pytest.fixture(scope="module")
+def reference(smollm: Path, windows: Windows, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    folder = tmp_path_factory.mktemp("real") / "reference"
+    with Checkpoint(smollm) as checkpoint:
+        torch_forward.write_reference(checkpoint, checkpoint.identity(), windows, folder)
+        return torch_forward.load_reference(folder, checkpoint)
+
+
+def test_the_corpus_is_wikitext_2(windows: Windows) -> None:
+    assert windows.text_sha256 == TEXT_SHA256
+    assert windows.ids.shape == (WINDOWS, 512)
+
+
+def test_the_reference_perplexity(reference: Reference) -> None:
+    assert math.exp(-reference.logprob.mean(dtype=np.float64)) == pytest.approx(29.2470, abs=0.005)
+
+
+@pytest.mark.parametrize(("scheme", "expected"), [("q8_0", 29.3973), ("q4_0", 36.4258)])
+def test_perplexity_is_that_of_llama_perplexity(
+    scheme: str, expected: float, smollm: Path, windows: Windows, reference: Reference, tmp_path: Path
+) -> None:
+    artifact.convert(smollm, "gguf", scheme, tmp_path / scheme)
+    quality, scores = evaluate(tmp_path / scheme, windows, reference, SETTINGS)
+    assert quality["ppl"] == pytest.approx(expected, rel=0.005)
+    assert quality["scored_tokens"] == scores.logprob.size == WINDOWS * 255
+    assert quality["reference_ppl"] == pytest.approx(29.2470, abs=0.005)
+    assert quality["identity"]["ids_sha256"] == reference.meta["ids_sha256"]
