@@ -2,8 +2,8 @@
 
     python -m benchmarks.perplexity
 
-SmolLM2-135M as Qwen2 on WikiText-2, 16 windows of 512, flash attention off. `llama-perplexity` is looked for in PATH; to
-agree to the last digit it must be built from the sources of the installed llama-cpp-python with the same flags.
+SmolLM2-135M as Qwen2 on WikiText-2, 16 windows of 512, flash attention off. `llama-perplexity` is looked for in PATH;
+to agree to the last digit it must be built from the sources of the installed llama-cpp-python with the same flags.
 """
 
 from __future__ import annotations

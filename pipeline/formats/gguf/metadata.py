@@ -65,7 +65,8 @@ def add_metadata(
 
 
 def _add_rope(writer: GGUFWriter, rope: Rope) -> None:
-    """Rope keys; the file's attention factor is relative to YaRN's own 0.1 ln(factor) + 1, config.json's is the whole.
+    """Rope keys; the file's attention factor is relative to YaRN's own 0.1 ln(factor) + 1, config.json's is the
+    whole.
 
     Raises:
         CheckpointError: betas that llama.cpp would not read for a Qwen.
