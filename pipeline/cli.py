@@ -148,6 +148,8 @@ def gate() -> None:
     result = gates.judge(measurements, params.variants, params.gate.limits_of, params.gate.inconclusive)
     write_json(paths.GATE, result.as_json())
     console_tables.gate(result)
+    for name in params.gate.limits.keys() - params.variants.keys() - {"default"}:
+        click.echo(f"note: gate.limits names {name}, which is no variant.", err=True)
     if not result.passes:
         sys.exit(GATE_FAILED)
 

@@ -23,7 +23,7 @@ def text_path(name: str, path: str | Path | None) -> Path:
         CorpusError: an unknown name, `file` without a path, or a path that is not a file.
     """
     if name not in NAMES:
-        raise CorpusError(f"corpus {name!r} does not exist; {of(name, NAMES)}.")
+        raise CorpusError(f"corpus {name!r} does not exist; {of(name, NAMES)}")
     if (name == "file") != (path is not None):
         raise CorpusError("corpus: `file` needs a path to a UTF-8 text, `sample` takes none.")
     found = SAMPLE_TEXT if path is None else Path(path)

@@ -65,4 +65,4 @@ def of(word: str, known: Sequence[str]) -> str:
     from difflib import get_close_matches
 
     close = get_close_matches(word, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}."

@@ -59,7 +59,7 @@ def _problems(checkpoint: Checkpoint, spec: ModelSpec) -> list[str]:
 def _plan(spec: ModelSpec, scheme: str) -> list[Planned]:
     known = {name: format_name for format_name in FORMATS for name in room(format_name, "schemes").SCHEMES}
     if scheme not in known:
-        raise ParamsError(f"no format has a scheme {scheme!r}; {of(scheme, [*known])}.")
+        raise ParamsError(f"no format has a scheme {scheme!r}; {of(scheme, [*known])}")
     planned: list[Planned] = room(known[scheme], "plan").plan(spec, room(known[scheme], "schemes").SCHEMES[scheme])
     return planned
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
@@ -98,6 +99,11 @@ def load(path: Path) -> Params:
 def _check_values(params: Params) -> None:
     if not params.variants:
         raise ParamsError("params.yaml: variants is empty; name at least one.")
+    for name in params.variants:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+            raise ParamsError(
+                f"params.yaml: variant name {name!r} is also a file's and a DVC stage's: use letters, digits, - and _."
+            )
     if params.gate.inconclusive not in {"fail", "warn"}:
         raise ParamsError(f"params.yaml: gate.inconclusive must be fail or warn, found {params.gate.inconclusive!r}.")
     if params.benchmark.flash_attention not in {True, False, "auto"}:

@@ -17,5 +17,5 @@ def room(format_name: str, name: str) -> ModuleType:
         ParamsError: no such format.
     """
     if format_name not in FORMATS:
-        raise ParamsError(f"format {format_name!r} does not exist; {of(format_name, FORMATS)}.")
+        raise ParamsError(f"format {format_name!r} does not exist; {of(format_name, FORMATS)}")
     return import_module(f"pipeline.formats.{format_name}.{name}")

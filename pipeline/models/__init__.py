@@ -20,6 +20,6 @@ def spec_of(config: dict[str, Any]) -> ModelSpec:
     model_type = str(config.get("model_type"))
     if model_type not in MODEL_TYPES:
         raise CheckpointError(
-            f"config.json: model_type {model_type!r} is not supported; {of(model_type, [*MODEL_TYPES])}."
+            f"config.json: model_type {model_type!r} is not supported; {of(model_type, [*MODEL_TYPES])}"
         )
     return MODEL_TYPES[model_type](config)

@@ -61,11 +61,11 @@ class GgufRuntime:
         device: str = "auto",
     ) -> None:
         if kv_type not in KV_TYPES:
-            raise ParamsError(f"kv_type {kv_type!r} does not exist; {of(kv_type, [*KV_TYPES])}.")
+            raise ParamsError(f"kv_type {kv_type!r} does not exist; {of(kv_type, [*KV_TYPES])}")
         if kv_type.startswith("q") and flash_attention is False:
             raise ParamsError(f"kv_type {kv_type} needs flash attention in llama.cpp: set flash_attention to true.")
         if device not in DEVICES:
-            raise ParamsError(f"device {device!r} does not exist; {of(device, DEVICES)}.")
+            raise ParamsError(f"device {device!r} does not exist; {of(device, DEVICES)}")
         self.path = path
         self._cpp: Any = engine.llama()
         self._model = engine.load_model(path, n_gpu_layers=0 if device == "cpu" else -1)

@@ -64,5 +64,5 @@ def scheme(name: str) -> Scheme:
         ParamsError: no such scheme.
     """
     if name not in SCHEMES:
-        raise ParamsError(f"gguf has no scheme {name!r}; {of(name, [*SCHEMES])}.")
+        raise ParamsError(f"gguf has no scheme {name!r}; {of(name, [*SCHEMES])}")
     return SCHEMES[name]

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from pipeline.errors import ArtifactError, OutputError, QuantizationError, listed
@@ -30,6 +31,8 @@ from pipeline.types import Artifact, EffectiveType, ModelSpec, Planned
 FILE = "model.gguf"
 ALIGNMENT = 32  # GGUF's default
 BLOCK_WEIGHTS = 1 << 19  # of one job: 2 MB of float32 stay in a core's cache share
+
+BATCH_JOBS = 256
 
 
 @dataclass(frozen=True)
@@ -158,19 +161,17 @@ def _write_tensors(path: Path, checkpoint: Checkpoint, places: list[_Place], len
             _pwrite(descriptor, memoryview(blocks.data).cast("B"), job.place.offset + job.start * blocks.shape[1])
         return job.count * tensor.shape[-1]
 
+    jobs = _jobs(places)
     try:
         os.truncate(path, length)
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             try:
-                for done in threads.map(encode, _jobs(places)):
-                    advance(done)
+                while batch := list(islice(jobs, BATCH_JOBS)):  # a batch at a time: 27B weights are 50,000 jobs
+                    for done in threads.map(encode, batch):
+                        advance(done)
             except BaseException:
                 threads.shutdown(cancel_futures=True)
                 raise
-    except OSError as error:
-        raise OutputError(
-            f"{path.parent.parent} cannot be written: {error.strerror}. Make room or choose another folder."
-        ) from error
     finally:
         os.close(descriptor)
     if problems:
