@@ -9,6 +9,7 @@ ROUNDS.
 from __future__ import annotations
 
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -32,13 +33,14 @@ sys.exit(llama_cpp.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode
 def run(command: list[str]) -> tuple[float, float]:
     """Seconds of wall clock and MB of peak resident memory of a command."""
     begin = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - begin
     if status:
-        raise SystemExit(f"failed: {' '.join(command)}")
-    unit = 1e6 if sys.platform == "darwin" else 1e3  # ru_maxrss is in bytes on macOS, in KiB elsewhere
-    return seconds, usage.ru_maxrss / unit
+        assert process.stderr is not None
+        raise SystemExit(f"failed: {' '.join(command)}\n{process.stderr.read().decode(errors='replace')}")
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes on macOS, in KiB elsewhere
+    return seconds, usage.ru_maxrss * unit / 1e6
 
 
 def ours(checkpoint: Path, scheme: str, out: Path) -> list[str]:
@@ -68,6 +70,8 @@ def main() -> None:
                 }
                 for name, command in commands.items():
                     samples[name].append(run(command))
+                for out in (work / f"ours-{scheme}-{i}", work / f"twice-{scheme}-{i}"):
+                    shutil.rmtree(out)  # unwritten pages would disturb the next
             seconds = {name: statistics.median(s for s, _ in pairs) for name, pairs in samples.items()}
             memory = {name: max(m for _, m in pairs) for name, pairs in samples.items()}
             ratio = seconds["ours"] / seconds["peer"]

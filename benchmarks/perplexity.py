@@ -17,8 +17,8 @@ from typing import Any
 
 from benchmarks.material import TEXT, make_smollm, shared
 from pipeline import artifact, corpus, torch_forward
+from pipeline.cores import physical_cores
 from pipeline.evaluation import evaluate
-from pipeline.formats.gguf.run import physical_cores
 from pipeline.models import spec_of
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.tokenizer import Tokenizer

@@ -56,11 +56,12 @@ def benchmark_folders(
                 runtimes, prompt_lengths=prompt_lengths, decode=decode, rounds=rounds, advance=advance
             )
         engines = {name: asdict(runtime.engine) for name, runtime in runtimes.items()}
+    variants = timing.as_json(samples, engines)
     return {
         "machine": machine.fingerprint(),
         "power_source": machine.power_source(),
         "settings": {"prompt_lengths": list(prompt_lengths), "decode": decode, "rounds": rounds, **settings},
-        "variants": timing.as_json(samples, engines),
+        "variants": {name: {"artifact": loaded[name].files, **variants[name]} for name in variants},
     }
 
 
@@ -72,5 +73,5 @@ def _check_memory(loaded: Mapping[str, Artifact]) -> None:
     if needed > memory / 2:
         raise MeasurementError(
             f"the artifacts need {needed / 1e9:.1f} GB side by side, more than half of the {memory / 1e9:.1f} GB here. "
-            "Benchmark fewer at once."
+            "Benchmark fewer at once: take variants out of params.yaml, or use `quantgate benchmark` on some."
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,12 @@ from pipeline.console import GATE_FAILED, Group
 CHECKPOINT = click.Path(path_type=Path)
 FOLDER = click.Path(path_type=Path)
 
-json_option = click.option("--json", "json_file", type=click.Path(), help="Write JSON there; - is standard output.")
+json_option = click.option(
+    "--json",
+    "json_file",
+    type=click.Path(dir_okay=False, writable=True, allow_dash=True),
+    help="Write JSON there; - is standard output.",
+)
 
 
 @click.group(cls=Group, context_settings={"max_content_width": 100})
@@ -141,11 +146,11 @@ def gate() -> None:
     from pipeline import gate as gates
     from pipeline import params as parameters
     from pipeline.errors import ParamsError
-    from pipeline.files import read_json, write_json
+    from pipeline.files import read_object, write_json
 
     params = parameters.load(paths.PARAMS)
-    measurements = read_json(paths.MEASUREMENTS, ParamsError)
-    result = gates.judge(measurements, params.variants, params.gate.limits_of, params.gate.inconclusive)
+    measurements = read_object(paths.MEASUREMENTS, ParamsError)
+    result = gates.judge(measurements, params.variants, params.gate.limits_of, params.gate.inconclusive, params.schemes)
     write_json(paths.GATE, result.as_json())
     console_tables.gate(result)
     for name in params.gate.limits.keys() - params.variants.keys() - {"default"}:
@@ -161,9 +166,6 @@ def _emit(json_file: str | None, value: Any, show: Callable[[], None]) -> None:
     if json_file == "-":
         click.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
         return
+    show()
     if json_file:
         write_json(Path(json_file), value)
-    show()
-
-
-__all__: Sequence[str] = ["main"]

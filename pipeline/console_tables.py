@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from pipeline.gate import FAIL, INCONCLUSIVE, PASS, Result
 from pipeline.report.markdown import decimals, effective, megabytes, ranged
@@ -25,6 +26,11 @@ def _table(*columns: str, right: Sequence[str] = ()) -> Table:
     return table
 
 
+def _row(table: Table, *cells: str | Text) -> None:
+    """A row of plain text: names may hold brackets, which rich would read as markup."""
+    table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in cells))
+
+
 def _print(*parts: Any) -> None:
     console = Console(highlight=False)
     for part in parts:
@@ -35,19 +41,19 @@ def inspection(found: Mapping[str, Any]) -> None:
     shape = found["architecture"]
     facts = _table("", "")
     facts.show_header = False
-    facts.add_row("checkpoint", found["checkpoint"])
-    facts.add_row("weights", f"{found['weights']:,} in {found['tensors']} tensors ({', '.join(found['dtypes'])})")
+    _row(facts, "checkpoint", found["checkpoint"])
+    _row(facts, "weights", f"{found['weights']:,} in {found['tensors']} tensors ({', '.join(found['dtypes'])})")
     for key, value in shape.items():
-        facts.add_row(key, {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value))
-    weights = _table("scheme", "MB", "bits/weight", "effective types", right=("MB", "bits/weight"))
+        _row(facts, key, {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value))
+    weights = _table("scheme", "tensors, MB", "bits/weight", "effective types", right=("tensors, MB", "bits/weight"))
     for name, scheme in found["schemes"].items():
         size, types = megabytes(scheme["tensor_bytes"]), effective(scheme["effective_types"])
-        weights.add_row(name, size, f"{scheme['bits_per_weight']:.2f}", types)
+        _row(weights, name, size, f"{scheme['bits_per_weight']:.2f}", types)
     _print(facts, "", weights)
     if found["plan"]:
         plan = _table("role", "layers", "shape", "type", "why")
         for row in found["plan"]:
-            plan.add_row(row["role"], row["layers"], " x ".join(map(str, row["shape"])), row["type"], row["reason"])
+            _row(plan, row["role"], row["layers"], " x ".join(map(str, row["shape"])), row["type"], row["reason"])
         _print("", plan)
     for problem in found["problems"]:
         _print("", f"[red]problem[/red] {escape(problem)}")
@@ -56,7 +62,7 @@ def inspection(found: Mapping[str, Any]) -> None:
 def schemes(listed: Sequence[Mapping[str, Any]]) -> None:
     table = _table("format", "scheme", "bits/weight", "runs on", right=("bits/weight",))
     for row in listed:
-        table.add_row(row["format"], row["scheme"], f"{row['bits_per_weight']:.2f}", row["runs_on"])
+        _row(table, row["format"], row["scheme"], f"{row['bits_per_weight']:.2f}", row["runs_on"])
     _print(table, "", "Nominal bits: `quantgate inspect CHECKPOINT` shows what a checkpoint really gets.")
 
 
@@ -71,18 +77,18 @@ def artifact(made: Artifact, out: Path) -> None:
 def quality(name: str, found: Mapping[str, Any]) -> None:
     table = _table("", "")
     table.show_header = False
-    table.add_row("perplexity", ranged({"value": found["ppl"], **found["ppl_interval"]}, 4))
-    table.add_row("reference", f"{found['reference_ppl']:.4f}")
-    table.add_row("change", change(found).removeprefix("perplexity "))
+    _row(table, "perplexity", ranged({"value": found["ppl"], **found["ppl_interval"]}, 4))
+    _row(table, "reference", f"{found['reference_ppl']:.4f}")
+    _row(table, "change", change(found).removeprefix("perplexity "))
     kld = found["kld"]
-    table.add_row(
-        "KL, nats/token", ranged({"value": kld["mean"], **found["kld_interval"]["mean"]}, decimals(kld["mean"]))
+    _row(
+        table, "KL, nats/token", ranged({"value": kld["mean"], **found["kld_interval"]["mean"]}, decimals(kld["mean"]))
     )
-    table.add_row("  median, p99, max", f"{kld['median']:.5f}, {kld['p99']:.5f}, {kld['max']:.5f}")
+    _row(table, "  median, p99, max", f"{kld['median']:.5f}, {kld['p99']:.5f}, {kld['max']:.5f}")
     same = {"value": found["same_top"], **found["same_top_interval"]}
-    table.add_row("same top-1", ranged({key: share and share * 100 for key, share in same.items()}, 2) + " %")
-    table.add_row("bits per byte", f"{found['bits_per_byte']:.4f}")
-    table.add_row("scored", f"{found['scored_tokens']} tokens in {found['windows']} windows")
+    _row(table, "same top-1", ranged({key: share and share * 100 for key, share in same.items()}, 2) + " %")
+    _row(table, "bits per byte", f"{found['bits_per_byte']:.4f}")
+    _row(table, "scored", f"{found['scored_tokens']} tokens in {found['windows']} windows")
     _print(f"[bold]{escape(name)}[/bold] (brackets: 95 % intervals over windows)", table)
 
 
@@ -93,7 +99,7 @@ def speed(found: Mapping[str, Any]) -> None:
             for n, task in variant[kind].items():
                 disturbed = len(task["disturbed_rounds"])
                 rounds = f"{len(task['seconds'])}" + (f" ({disturbed} disturbed)" if disturbed else "")
-                table.add_row(name, f"{kind} {n}", ranged(task["tokens_per_second"], 1), rounds)
+                _row(table, name, f"{kind} {n}", ranged(task["tokens_per_second"], 1), rounds)
     _print(table, "", f"{found['machine']['cpu']}, medians with 95 % intervals")
 
 
@@ -102,7 +108,7 @@ def gate(result: Result) -> None:
     for check in result.checks:
         limit = check.name if check.limit is None else f"{check.name} {check.limit:g}"
         found = "-" if check.value is None else ranged({"value": check.value, "low": check.low, "high": check.high}, 4)
-        table.add_row(check.variant, limit, found, f"[{COLORS[check.verdict]}]{check.verdict}[/]")
+        _row(table, check.variant, limit, found, Text(check.verdict, COLORS[check.verdict]))
     _print(table)
     for check in result.checks:
         if check.verdict != PASS:

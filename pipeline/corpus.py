@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.errors import CorpusError, of
+from pipeline.errors import CorpusError, suggestion
 from pipeline.files import new_folder, read_json, write_json
 from pipeline.paths import SAMPLE_TEXT
 from pipeline.source.tokenizer import Tokenizer
@@ -23,7 +23,7 @@ def text_path(name: str, path: str | Path | None) -> Path:
         CorpusError: an unknown name, `file` without a path, or a path that is not a file.
     """
     if name not in NAMES:
-        raise CorpusError(f"corpus {name!r} does not exist; {of(name, NAMES)}")
+        raise CorpusError(f"corpus {name!r} does not exist; {suggestion(name, NAMES)}")
     if (name == "file") != (path is not None):
         raise CorpusError("corpus: `file` needs a path to a UTF-8 text, `sample` takes none.")
     found = SAMPLE_TEXT if path is None else Path(path)

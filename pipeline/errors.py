@@ -52,16 +52,13 @@ class MeasurementError(PipelineError):
     pass
 
 
-def listed(problems: Sequence[str], most: int = 1000) -> str:
-    """Problems as indented lines, cut after `most` with their number."""
-    lines = [f"  - {problem}" for problem in problems[:most]]
-    if len(problems) > most:
-        lines.append(f"  … and {len(problems) - most} more")
-    return "\n".join(lines)
+def listed(problems: Sequence[str]) -> str:
+    """Problems as indented lines."""
+    return "\n".join(f"  - {problem}" for problem in problems)
 
 
-def of(word: str, known: Sequence[str]) -> str:
-    """' Did you mean …?' or the list of what is known, for an unknown word."""
+def suggestion(word: str, known: Sequence[str]) -> str:
+    """'did you mean …?' for a word close to a known one, else 'known: …'."""
     from difflib import get_close_matches
 
     close = get_close_matches(word, known, n=1)

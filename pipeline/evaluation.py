@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from pipeline import artifact as artifacts
 from pipeline import corpus as corpora
-from pipeline.errors import ArtifactError
+from pipeline.errors import ArtifactError, MeasurementError
 from pipeline.files import cache_folder
 from pipeline.formats import room
 from pipeline.metrics import quality
@@ -27,16 +29,38 @@ def evaluate(
     """quality.json and the scores per token of an artifact, whose hash is checked first.
 
     `settings` are the params' `evaluate`: threads, flash_attention, kv_type.
+
+    Raises:
+        ArtifactError: the artifact is not what it says, or was made from other files than the reference.
+        MeasurementError: the reference is of other windows, or the logits cannot be true.
     """
     artifact = artifacts.load(folder)
+    identity = reference_meta(artifact.source, windows)
+    _check_identity(folder, identity, reference.meta)
     run = room(artifact.format, "run")
     runtime = run.open_runtime(folder, artifact, context=windows.context, **settings)
     try:
         with progress(f"scoring {folder.name}", len(windows.ids)) as advance:
             scores = quality.score(runtime, windows, reference, advance)
-        return quality.summarize(scores, reference, windows, runtime.engine), scores
+        figures = quality.summarize(scores, reference, windows, runtime.engine)
+        return figures | {"identity": identity, "artifact": artifact.files}, scores
     finally:
         runtime.close()
+
+
+def _check_identity(folder: Path, found: dict[str, Any], reference: dict[str, Any]) -> None:
+    """The windows are the reference's, and the artifact was made from the reference's checkpoint."""
+    if found["source"]["files"] != reference["source"]["files"]:
+        raise ArtifactError(
+            f"{folder} was made from {found['source']['name']} with other files than the reference's checkpoint "
+            f"{reference['source']['name']} has. Convert it again, or give the checkpoint it was made from."
+        )
+    for key in found.keys() - {"source", "corpus"}:
+        if found[key] != reference[key]:
+            raise MeasurementError(
+                f"the reference is of other windows: {key} is {reference[key]}, the corpus has {found[key]}. "
+                "Run the reference again."
+            )
 
 
 def evaluate_folder(
@@ -47,18 +71,18 @@ def evaluate_folder(
     Raises:
         ArtifactError: the artifact was made from another checkpoint.
     """
-    artifact = artifacts.load(folder)
     with Checkpoint(checkpoint_path) as checkpoint:
         spec, source = spec_of(checkpoint.config), checkpoint.identity()
-        if source.files != artifact.source.files:
+        if source.files != artifacts.load(folder).source.files:  # before the reference, which takes long
             raise ArtifactError(
-                f"{folder} was made from {artifact.source.name} with other files than {checkpoint_path} has. "
+                f"{folder} was made from other files than {checkpoint_path} has. "
                 "Give the checkpoint it was made from, or convert again."
             )
         name = corpus if corpus in corpora.NAMES else "file"
         path = corpora.text_path(name, corpus if name == "file" else None)
         windows = corpora.cut(name, path, Tokenizer(checkpoint_path), spec, context, count)
-        identity = json.dumps(reference_meta(source, windows), sort_keys=True)
+        versions = [version(package) for package in ("torch", "transformers")]
+        identity = json.dumps([reference_meta(source, windows), versions, platform.machine()], sort_keys=True)
         cached = cache_folder() / "references" / hashlib.sha256(identity.encode()).hexdigest()[:24]
         if not cached.exists():
             with progress("reference", len(windows.ids)) as advance:

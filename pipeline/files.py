@@ -61,6 +61,8 @@ def _locked(folder: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise OutputError(f"{folder} is being written by another run. Wait for it to end.") from error
+        if not folder.exists() or os.fstat(descriptor).st_ino != folder.stat().st_ino:
+            raise OutputError(f"{folder} was taken by another run at the same moment. Wait for it to end.")
         yield
     finally:
         os.close(descriptor)
@@ -117,7 +119,8 @@ def read_json(path: Path, error: type[PipelineError] = PipelineError) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:
-        raise error(f"{path} cannot be read: {problem.strerror}.") from problem
+        hint = " Run dvc repro first." if path.parts[0] in {"artifacts", "reports"} else ""
+        raise error(f"{path} cannot be read: {problem.strerror}.{hint}") from problem
     except ValueError as problem:  # a UnicodeDecodeError is one
         raise error(f"{path} is not valid JSON: {problem}.") from problem
 
@@ -150,7 +153,10 @@ def cache_folder() -> Path:
 def cached_sha256(paths: list[Path]) -> dict[Path, str]:
     """Hex digests of files, recomputed only where path, size, mtime or inode differ from the last time."""
     memory = cache_folder() / "sha256.json"
-    known: dict[str, str] = read_json(memory) if memory.exists() else {}
+    try:
+        known: dict[str, Any] = read_object(memory) if memory.exists() else {}
+    except PipelineError as error:
+        raise PipelineError(f"{error}\nIt only saves time: delete it.") from error
     digests: dict[Path, str] = {}
     fresh: dict[str, str] = {}
     for path in paths:

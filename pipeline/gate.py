@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 from pipeline.metrics.stats import windows_needed
@@ -18,6 +21,9 @@ CHECKS = {
     "min_same_top": ("same_top",),
 }
 """Where measurements.json holds the figure of each limit."""
+
+IDENTITY = ("source", "corpus", "text_sha256", "tokenizer_sha256", "ids_sha256", "context", "windows")
+"""What must be the reference's for figures to be comparable."""
 
 
 @dataclass(frozen=True)
@@ -65,19 +71,27 @@ class Result:
 
 
 def judge(
-    measurements: Mapping[str, Any], names: Iterable[str], limits_of: Callable[[str], Limits], inconclusive: str
+    measurements: Mapping[str, Any],
+    names: Iterable[str],
+    limits_of: Callable[[str], Limits],
+    inconclusive: str,
+    schemes: Mapping[str, str] = MappingProxyType({}),
 ) -> Result:
-    """Check every variant named against its limits."""
+    """Check every variant named against its limits.
+
+    `schemes` are what params.yaml asks of the variants: figures of another scheme are stale.
+    """
     checks: list[Check] = []
+    measured, identity = (_mapping(measurements, key) for key in ("variants", "identity"))
     for name in names:
-        variant = measurements["variants"].get(name)
-        if variant is None:
+        variant = measured.get(name)
+        if not isinstance(variant, Mapping):
             checks.append(_failed(name, "measured", "it was not measured: run dvc repro"))
             continue
-        checks += [
-            _failed(name, "comparable", reason)
-            for reason in _differences(variant["identity"], measurements["identity"])
-        ]
+        if name in schemes and variant.get("scheme") != schemes[name]:
+            reason = f"it was measured as {variant.get('scheme')}, params.yaml says {schemes[name]}: run dvc repro"
+            checks.append(_failed(name, "same_scheme", reason))
+        checks += _differences(name, _mapping(variant, "identity"), identity)
         limits = {key: limit for key, limit in asdict(limits_of(name)).items() if limit is not None}
         if not limits:
             checks.append(_failed(name, "limits", "it has no limit: set gate.limits.default in params.yaml"))
@@ -89,17 +103,30 @@ def _failed(variant: str, name: str, reason: str) -> Check:
     return Check(variant, name, None, None, None, None, FAIL, reason)
 
 
-def _differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
-    return [
-        f"its {key} is not the reference's: expected {_short(expected[key])}, found {_short(found.get(key))}; "
-        "run dvc repro"
-        for key in expected
-        if found.get(key) != expected[key]
-    ]
+def _mapping(value: Any, key: str) -> Mapping[str, Any]:
+    """A nested mapping, empty where a file does not hold it: what is missing then fails by name."""
+    found = value.get(key) if isinstance(value, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
 
 
-def _short(value: Any) -> str:
-    text = str(value.get("name") if isinstance(value, Mapping) else value)
+def _differences(variant: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[Check]:
+    checks = []
+    for key in IDENTITY:
+        if key not in expected:
+            checks.append(_failed(variant, f"same_{key}", f"the reference's {key} is missing: run dvc repro"))
+        elif found.get(key) != expected[key]:
+            wanted, is_now = _shown(expected[key]), _shown(found.get(key))
+            reason = f"its {key} is not the reference's: expected {wanted}, found {is_now}; run dvc repro"
+            checks.append(_failed(variant, f"same_{key}", reason))
+    return checks
+
+
+def _shown(value: Any) -> str:
+    """A figure whole, a hash by its start, a source by its name and a hash of its files."""
+    if isinstance(value, Mapping):
+        digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+        return f"{value.get('name')} ({digest[:12]}…)"
+    text = str(value)
     return text if len(text) <= 20 else f"{text[:12]}…"
 
 
@@ -111,6 +138,8 @@ def _check(variant: str, name: str, limit: float, figures: Mapping[str, Any]) ->
     if value is None:
         return Check(variant, name, limit, None, low, high, FAIL, "the number is missing: run dvc repro")
     n = int(figures.get("windows") or 0)
+    if (low is None or high is None) and n >= 2:
+        return Check(variant, name, limit, value, low, high, FAIL, "its interval is missing: run dvc repro")
     if low is None or high is None:
         reason = f"{n} window bounds nothing: ask for at least 2 in params.yaml, corpus.windows"
         return Check(variant, name, limit, value, low, high, INCONCLUSIVE, reason)

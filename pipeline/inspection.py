@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import CheckpointError, ParamsError, TokenizerError, of
-from pipeline.formats import FORMATS, room
+from pipeline.errors import ParamsError, PipelineError, suggestion
+from pipeline.formats import FORMATS, bits_per_weight, effective_types, room
 from pipeline.models import spec_of
 from pipeline.source.checkpoint import Checkpoint
-from pipeline.source.tokenizer import Tokenizer
 from pipeline.types import ModelSpec, Planned
 
 
@@ -41,25 +41,22 @@ def inspect(path: Path, scheme: str | None = None) -> dict[str, Any]:
 
 
 def _problems(checkpoint: Checkpoint, spec: ModelSpec) -> list[str]:
+    """What `convert` would refuse, of every format."""
     problems = []
-    try:
-        checkpoint.check(spec)
-    except CheckpointError as error:
-        problems.append(str(error))
-    try:
-        tokenizer = Tokenizer(checkpoint.path)
-        tokenizer.vocabulary(spec.vocab_size)
-        for format_name in FORMATS:
-            room(format_name, "metadata").pre_tokenizer(tokenizer)
-    except TokenizerError as error:
-        problems.append(str(error))
+    checks: list[Callable[[ModelSpec], None]] = [checkpoint.check]
+    checks += [partial(room(name, "write").check, checkpoint) for name in FORMATS]
+    for check in checks:
+        try:
+            check(spec)
+        except PipelineError as error:
+            problems.append(str(error))
     return problems
 
 
 def _plan(spec: ModelSpec, scheme: str) -> list[Planned]:
     known = {name: format_name for format_name in FORMATS for name in room(format_name, "schemes").SCHEMES}
     if scheme not in known:
-        raise ParamsError(f"no format has a scheme {scheme!r}; {of(scheme, [*known])}")
+        raise ParamsError(f"no format has a scheme {scheme!r}; {suggestion(scheme, [*known])}")
     planned: list[Planned] = room(known[scheme], "plan").plan(spec, room(known[scheme], "schemes").SCHEMES[scheme])
     return planned
 
@@ -72,20 +69,19 @@ def _architecture(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _totals(planned: Sequence[Planned]) -> dict[str, Any]:
-    types: dict[str, int] = {}
-    for p in planned:
-        types[p.encoding.name] = types.get(p.encoding.name, 0) + p.tensor.weights
-    size, weights = sum(p.bytes for p in planned), sum(types.values())
-    ordered = dict(sorted(types.items(), key=lambda item: -item[1]))
-    return {"tensor_bytes": size, "bits_per_weight": size * 8 / weights, "effective_types": ordered}
+    types = effective_types(planned)
+    return {
+        "tensor_bytes": sum(p.bytes for p in planned),
+        "bits_per_weight": bits_per_weight(planned),
+        "effective_types": {name: entry.weights for name, entry in types.items()},
+    }
 
 
 def grouped(planned: Sequence[Planned]) -> list[dict[str, Any]]:
     """The plan with equal rows of several layers put together: role, layers, shape, type, reason."""
     groups: dict[tuple[str, tuple[int, ...], str, str], list[int]] = {}
     for p in planned:
-        reason = p.reason.replace(f"of layer {p.tensor.layer} of", "of this layer of")
-        key = (p.tensor.role, p.tensor.shape, p.encoding.name, reason)
+        key = (p.tensor.role, p.tensor.shape, p.encoding.name, p.reason)
         groups.setdefault(key, []).extend([] if p.tensor.layer is None else [p.tensor.layer])
     return [
         {"role": role, "layers": runs(layers), "shape": list(shape), "type": kind, "reason": reason}

@@ -10,7 +10,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from pipeline.errors import ParamsError, of
+from pipeline.errors import ParamsError, suggestion
 from pipeline.types import Limits
 
 
@@ -66,6 +66,11 @@ class Params:
     benchmark: Benchmark
     gate: Gate
 
+    @property
+    def schemes(self) -> dict[str, str]:
+        """The scheme of each variant."""
+        return {name: variant.scheme for name, variant in self.variants.items()}
+
     def variant(self, name: str) -> Variant:
         """A variant by name.
 
@@ -73,7 +78,7 @@ class Params:
             ParamsError: no such variant.
         """
         if name not in self.variants:
-            raise ParamsError(f"params.yaml has no variant {name!r}; {of(name, [*self.variants])}")
+            raise ParamsError(f"params.yaml has no variant {name!r}; {suggestion(name, [*self.variants])}")
         return self.variants[name]
 
 
@@ -111,6 +116,11 @@ def _check_values(params: Params) -> None:
             f"params.yaml: benchmark.flash_attention must be true, false or auto, "
             f"found {params.benchmark.flash_attention!r}."
         )
+    for limits in params.gate.limits.values():
+        if limits.min_same_top is not None and not 0 <= limits.min_same_top <= 1:
+            raise ParamsError(f"params.yaml: min_same_top is a share from 0 to 1, found {limits.min_same_top:g}.")
+    if min(params.evaluate.threads, params.benchmark.threads) < 0:
+        raise ParamsError("params.yaml: threads must be 0 (one per physical core) or more.")
     sizes = {
         "corpus.windows": (params.corpus.windows,),
         "corpus.context": (params.corpus.context,),
@@ -157,7 +167,7 @@ def _parse_dataclass(raw: Any, kind: type, where: str) -> Any:
     known = [f.name for f in fields(kind)]
     for key in raw:
         if key not in known:
-            raise ParamsError(f"params.yaml: unknown key {_join(where, str(key))!r}; {of(str(key), known)}")
+            raise ParamsError(f"params.yaml: unknown key {_join(where, str(key))!r}; {suggestion(str(key), known)}")
     values = {key: parse(value, hints[key], _join(where, key)) for key, value in raw.items()}
     for f in fields(kind):
         if f.name not in raw and f.default is MISSING and f.default_factory is MISSING:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import MeasurementError, PipelineError
 from pipeline.files import new_folder, read_json, write_json
-from pipeline.logits import Head, log_softmax
+from pipeline.logits import Head, logprob_of, shifted_logits
 from pipeline.models import spec_of
 from pipeline.progress import Advance, silent
 from pipeline.source.checkpoint import Checkpoint
@@ -47,6 +47,7 @@ class TorchRuntime:
             name="transformers",
             version=f"transformers {transformers.__version__}, torch {torch.__version__}",
             instruction_set=torch.backends.cpu.get_cpu_capability(),
+            device="cpu",
             kv_type="f32",
             flash_attention="off",
             threads=torch.get_num_threads(),
@@ -59,17 +60,8 @@ class TorchRuntime:
         return states[0, start:].numpy()  # type: ignore[no-any-return]
 
     def score(self, ids: NDArray[np.int32], start: int) -> Iterator[NDArray[np.float32]]:
-        """See Runtime."""
+        """See Scorer."""
         yield self.head.logits(self.hidden(ids, start))
-
-    def prefill(self, ids: NDArray[np.int32]) -> float:
-        raise MeasurementError("the reference is not timed")
-
-    def decode(self, n: int) -> float:
-        raise MeasurementError("the reference is not timed")
-
-    def close(self) -> None:
-        del self._decoder
 
 
 def head_of(checkpoint: Checkpoint) -> Head:
@@ -108,14 +100,14 @@ def write_reference(
     count, scored = len(windows.ids), windows.scored
     with new_folder(folder) as partial:
         shape = (count, scored, runtime.head.weight.shape[1])
-        hidden = np.lib.format.open_memmap(partial / "hidden.npy", mode="w+", dtype=np.float32, shape=shape)
         logprob = np.empty((count, scored), np.float32)
-        for window, ids in enumerate(windows.ids):
-            states = runtime.hidden(ids, windows.start)[:scored]
-            hidden[window] = states
-            logprob[window] = _target_logprob(runtime.head.logits(states), ids[windows.start + 1 :])
-            advance(1)
-        hidden.flush()
+        with (partial / "hidden.npy").open("wb") as file:  # not mapped: a full disk would kill the process
+            np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+            for window, ids in enumerate(windows.ids):
+                states = runtime.hidden(ids, windows.start)[:scored]
+                file.write(np.ascontiguousarray(states).data)
+                logprob[window] = _target_logprob(runtime.head.logits(states), ids[windows.start + 1 :])
+                advance(1)
         np.save(partial / "logprobs.npy", logprob)
         write_json(partial / "meta.json", reference_meta(source, windows) | {"engine": asdict(runtime.engine)})
 
@@ -151,7 +143,7 @@ def _target_logprob(logits: NDArray[np.float32], targets: NDArray[np.int32]) -> 
     Raises:
         MeasurementError: logits that are not finite, or all alike.
     """
-    logprob = np.take_along_axis(log_softmax(logits), targets[:, None].astype(np.int64), 1)[:, 0]
+    logprob = logprob_of(*shifted_logits(logits), targets)
     if not np.isfinite(logprob).all():
         raise MeasurementError("the reference's logits are not finite. Is the checkpoint whole?")
     if (logits.max(axis=1) == logits.min(axis=1)).any():

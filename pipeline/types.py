@@ -175,9 +175,13 @@ class Engine:
     name: str
     version: str
     instruction_set: str
+    device: str  # cpu or gpu
     kv_type: str
     flash_attention: str  # on, off or auto
     threads: int
+    batch: int | None = None  # tokens given at once, and computed at once
+    micro_batch: int | None = None
+    mmap: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -199,8 +203,8 @@ class Limits:
     min_same_top: float | None = None
 
 
-class Runtime(Protocol):
-    """A loaded artifact."""
+class Scorer(Protocol):
+    """Whatever gives logits."""
 
     engine: Engine
     vocab_size: int
@@ -211,6 +215,10 @@ class Runtime(Protocol):
         A chunk is valid until the next one is asked for.
         """
         ...
+
+
+class Runtime(Scorer, Protocol):
+    """A loaded artifact, which can be timed as well."""
 
     def prefill(self, ids: NDArray[np.int32]) -> float:
         """Seconds of wall clock to take in `ids` into an empty cache, up to the logits of the last."""

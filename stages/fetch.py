@@ -10,7 +10,9 @@ import click
 
 from pipeline import corpus, params, paths
 from pipeline.console import Command
+from pipeline.errors import ParamsError
 from pipeline.files import sha256, write_json
+from pipeline.formats import room
 from pipeline.source.checkpoint import Checkpoint
 
 
@@ -18,6 +20,10 @@ from pipeline.source.checkpoint import Checkpoint
 def main() -> None:
     """Identify the checkpoint and the corpus of params.yaml."""
     given = params.load(paths.PARAMS)
+    for variant in given.variants.values():  # before hours of work
+        room(variant.format, "schemes").scheme(variant.scheme)
+    if given.revision is not None and Path(given.checkpoint).is_dir():
+        raise ParamsError(f"params.yaml: revision is {given.revision!r}, but {given.checkpoint} is a folder.")
     with Checkpoint(Path(given.checkpoint)) as checkpoint:
         write_json(paths.SOURCE, checkpoint.identity(given.revision))
     path = corpus.text_path(given.corpus.name, given.corpus.path)

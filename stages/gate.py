@@ -8,14 +8,16 @@ import click
 
 from pipeline import gate, params, paths
 from pipeline.console import Command
-from pipeline.files import read_json, write_json
+from pipeline.files import read_object, write_json
 
 
 @click.command(cls=Command)
 def main() -> None:
     """Judge the measurements; `quantgate gate` does so too, and exits 1 where the gate fails."""
     given = params.load(paths.PARAMS)
-    result = gate.judge(read_json(paths.MEASUREMENTS), given.variants, given.gate.limits_of, given.gate.inconclusive)
+    result = gate.judge(
+        read_object(paths.MEASUREMENTS), given.variants, given.gate.limits_of, given.gate.inconclusive, given.schemes
+    )
     write_json(paths.GATE, result.as_json())
     click.echo(f"gate: {result.verdict}. `quantgate gate` shows every check.")
 

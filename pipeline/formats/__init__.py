@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 
-from pipeline.errors import ParamsError, of
+from pipeline.errors import ParamsError, suggestion
+from pipeline.types import EffectiveType, Planned
 
 FORMATS = ("gguf",)
 
@@ -17,5 +20,20 @@ def room(format_name: str, name: str) -> ModuleType:
         ParamsError: no such format.
     """
     if format_name not in FORMATS:
-        raise ParamsError(f"format {format_name!r} does not exist; {of(format_name, FORMATS)}")
+        raise ParamsError(f"format {format_name!r} does not exist; {suggestion(format_name, FORMATS)}")
     return import_module(f"pipeline.formats.{format_name}.{name}")
+
+
+def effective_types(planned: Sequence[Planned]) -> dict[str, EffectiveType]:
+    """Tensors and weights by encoding, the most weights first."""
+    tensors: dict[str, int] = defaultdict(int)
+    weights: dict[str, int] = defaultdict(int)
+    for p in planned:
+        tensors[p.encoding.name] += 1
+        weights[p.encoding.name] += p.tensor.weights
+    return {name: EffectiveType(tensors[name], weights[name]) for name in sorted(weights, key=lambda n: -weights[n])}
+
+
+def bits_per_weight(planned: Sequence[Planned]) -> float:
+    """Tensor data over weights, without vocabulary and header."""
+    return sum(p.bytes for p in planned) * 8 / sum(p.tensor.weights for p in planned)

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import MeasurementError
-from pipeline.logits import log_softmax
-from pipeline.metrics.stats import bounds, interval_json, mean_interval, quantile_intervals
+from pipeline.logits import logprob_of, shifted_logits
+from pipeline.metrics.stats import bounds, clipped, interval_json, mean_interval, quantile_intervals
 from pipeline.progress import Advance, silent
 from pipeline.torch_forward import Reference
-from pipeline.types import Engine, Runtime, Scores, Windows
+from pipeline.types import Engine, Scorer, Scores, Windows
 
 BLOCK_LOGITS = 1 << 18  # of one piece of work: 1 MB of float32 stay in a core's cache
 UNIFORM = 0.05  # nats: a mean this close to ln V is that of a model that predicts nothing
@@ -25,7 +25,7 @@ Logits = NDArray[np.float32]
 Compared = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_]]
 
 
-def score(runtime: Runtime, windows: Windows, reference: Reference, advance: Advance = silent) -> Scores:
+def score(runtime: Scorer, windows: Windows, reference: Reference, advance: Advance = silent) -> Scores:
     """Score every window; `advance` is told of each.
 
     Raises:
@@ -43,16 +43,20 @@ def score(runtime: Runtime, windows: Windows, reference: Reference, advance: Adv
         for window, ids in enumerate(windows.ids):
             expected = reference.logits(window)
             targets = ids[windows.start + 1 :].astype(np.int64)
-            row = 0
+            row = received = 0
             for chunk in runtime.score(ids, windows.start):
+                received += len(chunk)
                 kept = chunk[: windows.scored - row]  # the last position predicts what lies beyond the window
                 _check(kept, vocab)
                 for part, compared in _compare_pieces(threads, kept, expected[row:], targets[row:]):
                     at = slice(row + part.start, row + part.stop)
                     scores.logprob[window, at], scores.kld[window, at], scores.same_top[window, at] = compared
                 row += len(kept)
-            if row != windows.scored:
-                raise MeasurementError(f"window {window}: {row} tokens were scored, expected {windows.scored}.")
+            if received != windows.context - windows.start:
+                raise MeasurementError(
+                    f"window {window}: the runtime gave logits of {received} positions, expected "
+                    f"{windows.context - windows.start}. Its figures would not be comparable."
+                )
             advance(1)
     detect(scores, reference, vocab)
     return scores
@@ -84,12 +88,16 @@ def compare(logits: Logits, expected: Logits, targets: NDArray[np.int64]) -> Com
     Raises:
         MeasurementError: logits that are not finite.
     """
-    log_q, log_p = log_softmax(logits), log_softmax(expected)
-    kld = (np.exp(log_p) * (log_p - log_q)).sum(axis=1, dtype=np.float64)
+    q, log_sum_q = shifted_logits(logits)
+    p, log_sum_p = shifted_logits(expected)
+    with np.errstate(invalid="ignore"):
+        weights = np.exp(p)  # the reference's probabilities, but for their sum
+        kld = (weights * (p - q)).sum(axis=1, dtype=np.float64) / weights.sum(axis=1, dtype=np.float64)
+        kld -= (log_sum_p - log_sum_q)[:, 0]
     if not np.isfinite(kld).all():
         raise MeasurementError("logits are not finite (NaN or infinite): the artifact or its runtime is broken.")
-    logprob = np.take_along_axis(log_q, targets[:, None], 1)[:, 0]
-    return logprob, kld.astype(np.float32), logits.argmax(axis=1) == expected.argmax(axis=1)
+    same_top = logits.argmax(axis=1) == expected.argmax(axis=1)
+    return logprob_of(q, log_sum_q, targets), kld.astype(np.float32), same_top
 
 
 def detect(scores: Scores, reference: Reference, vocab: int) -> None:
@@ -106,9 +114,8 @@ def detect(scores: Scores, reference: Reference, vocab: int) -> None:
         )
     if nll > math.log(vocab) > expected:
         raise MeasurementError(
-            f"perplexity {math.exp(nll):.4g} is above the vocabulary size {vocab}; the reference has "
-            f"{math.exp(expected):.4g}. "
-            "The artifact is broken."
+            f"perplexity is above the vocabulary size {vocab}: {nll:.4f} nats per token against ln {vocab} = "
+            f"{math.log(vocab):.4f}; the reference has {expected:.4f}. The artifact is broken."
         )
 
 
@@ -124,7 +131,7 @@ def summarize(scores: Scores, reference: Reference, windows: Windows, engine: En
     """
     nll = mean_interval(-scores.logprob.mean(axis=1, dtype=np.float64))
     difference = (reference.logprob - scores.logprob).astype(np.float64)
-    kld = mean_interval(scores.kld.mean(axis=1, dtype=np.float64))
+    kld = clipped(mean_interval(scores.kld.mean(axis=1, dtype=np.float64)), 0, math.inf)
     seed = int(reference.meta["text_sha256"][:8], 16) + len(windows.ids)
     median, p99, p99_9 = quantile_intervals(scores.kld, [0.5, 0.99, 0.999], seed)
     probability = np.exp(scores.logprob.astype(np.float64)) - np.exp(reference.logprob.astype(np.float64))
@@ -148,13 +155,12 @@ def summarize(scores: Scores, reference: Reference, windows: Windows, engine: En
             "p99_9": bounds(p99_9),
         },
         "same_top": float(scores.same_top.mean()),
-        "same_top_interval": bounds(mean_interval(scores.same_top.mean(axis=1))),
+        "same_top_interval": bounds(clipped(mean_interval(scores.same_top.mean(axis=1)), 0, 1)),
         "target_probability_rms": float(np.sqrt(np.mean(probability**2))),
         "bits_per_byte": bits / int(windows.span_bytes.sum()),
         "windows": len(windows.ids),
         "scored_tokens": int(scores.logprob.size),
         "engine": asdict(engine),
-        "identity": {key: value for key, value in reference.meta.items() if key != "engine"},
     }
 
 

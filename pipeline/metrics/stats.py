@@ -29,6 +29,13 @@ def mean_interval(values: NDArray[np.floating]) -> Interval:
     return Interval(mean, mean - half, mean + half, n)
 
 
+def clipped(interval: Interval, least: float, most: float) -> Interval:
+    """The interval without ends that the figure cannot reach; unbounded ones stay so."""
+    if not math.isfinite(interval.low):
+        return interval
+    return Interval(interval.value, max(interval.low, least), min(interval.high, most), interval.n)
+
+
 def quantile_intervals(values: NDArray[np.floating], levels: list[float], seed: int) -> list[Interval]:
     """Quantiles over all tokens of values [windows, tokens], with intervals from resampled windows.
 
@@ -38,6 +45,8 @@ def quantile_intervals(values: NDArray[np.floating], levels: list[float], seed: 
     rng = np.random.default_rng(seed)
     n = len(values)
     points = np.quantile(values, levels)
+    if n < 2:
+        return [Interval(float(p), -math.inf, math.inf, n) for p in points]
     draws = np.array(
         [np.quantile(values[rng.integers(0, n, n)], levels) for _ in range(RESAMPLES)]
     )  # (resamples, levels)
@@ -74,7 +83,7 @@ def windows_needed(interval: Interval, limit: float) -> int | None:
     deviation = (
         (interval.high - interval.value) * math.sqrt(interval.n) / t_quantile((1 + CONFIDENCE) / 2, interval.n - 1)
     )
-    needed = interval.n
+    needed = interval.n + 1
     while t_quantile((1 + CONFIDENCE) / 2, needed - 1) * deviation / math.sqrt(needed) > margin:
         needed = math.ceil(needed * 1.05) + 1
         if needed > 10_000_000:
@@ -97,8 +106,13 @@ def t_quantile(p: float, freedom: int) -> float:
 
 
 def t_cdf(t: float, freedom: int) -> float:
-    """P(T ≤ t) for t ≥ 0: 1 - I_x(v/2, 1/2) / 2 with x = v / (v + t²) (Abramowitz and Stegun 26.7.1)."""
-    return 1 - _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t)) / 2
+    """P(T ≤ t) for t ≥ 0: 1 - I_x(v/2, 1/2) / 2 with x = v / (v + t²) (Abramowitz and Stegun 26.7.1).
+
+    Near 0 its complement 1/2 + I_(1-x)(1/2, v/2) / 2 keeps the digits.
+    """
+    if t * t > freedom:
+        return 1 - _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t)) / 2
+    return 0.5 + _incomplete_beta(0.5, freedom / 2, t * t / (freedom + t * t)) / 2
 
 
 def _incomplete_beta(a: float, b: float, x: float) -> float:

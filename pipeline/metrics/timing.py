@@ -82,9 +82,13 @@ class _Prompts:
     def __init__(self, vocab_size: int) -> None:
         self._rng = np.random.default_rng(0)
         self._vocab_size = vocab_size
+        self._given = 0
 
     def next(self, length: int) -> NDArray[np.int32]:
-        return self._rng.integers(0, self._vocab_size, length).astype(np.int32)
+        ids = self._rng.integers(0, self._vocab_size, length).astype(np.int32)
+        ids[0] = self._given % self._vocab_size  # short prompts would repeat by chance
+        self._given += 1
+        return ids
 
 
 def _run(runtime: Runtime, task: Task, prompts: _Prompts) -> float:
@@ -118,7 +122,8 @@ def _undisturbed(runtime: Runtime, task: Task, prompts: _Prompts) -> tuple[float
         begin, cpu = time.perf_counter(), time.process_time()
         seconds = _run(runtime, task, prompts)
         wall = time.perf_counter() - begin
-        if time.process_time() - cpu >= BUSY * wall * runtime.engine.threads:
+        on_gpu = runtime.engine.device != "cpu"  # CPU time says nothing then
+        if on_gpu or time.process_time() - cpu >= BUSY * wall * runtime.engine.threads:
             return seconds, False
     return seconds, True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.errors import CheckpointError, of
+from pipeline.errors import CheckpointError, suggestion
 from pipeline.models import qwen2, qwen3
 from pipeline.types import ModelSpec
 
@@ -20,6 +20,6 @@ def spec_of(config: dict[str, Any]) -> ModelSpec:
     model_type = str(config.get("model_type"))
     if model_type not in MODEL_TYPES:
         raise CheckpointError(
-            f"config.json: model_type {model_type!r} is not supported; {of(model_type, [*MODEL_TYPES])}"
+            f"config.json: model_type {model_type!r} is not supported; {suggestion(model_type, [*MODEL_TYPES])}"
         )
     return MODEL_TYPES[model_type](config)

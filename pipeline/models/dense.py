@@ -45,6 +45,8 @@ def dense_spec(config: dict[str, Any], *, qkv_bias: bool, qk_norm: bool) -> Mode
             f"config.json: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}."
         )
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    if not _positive(head_dim):
+        raise CheckpointError(f"config.json: head_dim must be a positive integer, found {head_dim!r}.")
     sizes = {
         "n_layers": config["num_hidden_layers"],
         "d_model": config["hidden_size"],

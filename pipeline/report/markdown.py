@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.metrics.machine import short_id
@@ -36,7 +36,8 @@ def render(measurements: Mapping[str, Any], names: Sequence[str]) -> str:
         lengths=lengths,
         decodes=decodes,
         pick_length=prompt_length(variants),
-        engines=_engines(variants),
+        engines=distinct(v["engine"] for v in variants.values()),
+        timing_engines=distinct(v["timing_engine"] for v in variants.values() if v["timing_engine"]),
         disturbed=any(task["disturbed_rounds"] for v in variants.values() for task in _tasks(v)),
     )
 
@@ -98,10 +99,10 @@ def _share(share: float) -> str:
     return percent(share) if share >= 0.005 else "<1 %"
 
 
-def _engines(variants: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The distinct engines that scored."""
+def distinct(engines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each engine once, in order."""
     found: list[dict[str, Any]] = []
-    for variant in variants.values():
-        if variant["engine"] not in found:
-            found.append(variant["engine"])
+    for engine in engines:
+        if engine not in found:
+            found.append(engine)
     return found

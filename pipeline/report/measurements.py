@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import paths
-from pipeline.files import read_json
+from pipeline.errors import MeasurementError
+from pipeline.files import read_object
 
 KLD = ("mean", "median", "p99", "p99_9")
 
@@ -16,30 +17,49 @@ def gather(variants: Iterable[str], root: Path = Path()) -> dict[str, Any]:
     """measurements.json of the variants named, from what the stages left below `root`.
 
     A variant without a quality file is left out: the report says so, the gate fails on it.
+
+    Raises:
+        MeasurementError: figures that do not belong together: of another artifact, corpus or checkpoint.
     """
-    reference = read_json(root / paths.REFERENCE / "meta.json")
-    speed = read_json(root / paths.SPEED)
-    machine = read_json(root / paths.MACHINE)
-    measured = {
-        name: _variant(root, name, speed["variants"].get(name, {}))
-        for name in variants
-        if (root / paths.quality(name)).exists() and (root / paths.variant(name)).exists()
-    }
-    ppl = next((entry.pop("reference_ppl") for entry in measured.values()), None)
-    for entry in measured.values():
-        entry.pop("reference_ppl", None)
+    reference = read_object(root / paths.REFERENCE / "meta.json")
+    speed = read_object(root / paths.SPEED)
+    identity = {key: value for key, value in reference.items() if key != "engine"}
+    measured: dict[str, Any] = {}
+    reference_ppl = None
+    for name in variants:
+        if (root / paths.quality(name)).exists() and (root / paths.variant(name)).exists():
+            artifact = read_object(root / paths.variant(name) / "artifact.json")
+            quality = read_object(root / paths.quality(name))
+            timed = speed["variants"].get(name, {})
+            _check(name, artifact, quality, timed, identity)
+            measured[name] = _variant(artifact, quality, timed)
+            reference_ppl = quality["reference_ppl"]
     return {
-        "reference": {"ppl": ppl, "engine": reference["engine"]},
-        "identity": {key: value for key, value in reference.items() if key != "engine"},
-        "machine": machine,
+        "reference": {"ppl": reference_ppl, "engine": reference["engine"]},
+        "identity": identity,
+        "machine": speed["machine"],
         "power_source": speed["power_source"],
+        "timing": {key: value for key, value in speed["settings"].items() if key != "prompt_lengths"},
         "variants": measured,
     }
 
 
-def _variant(root: Path, name: str, speed: dict[str, Any]) -> dict[str, Any]:
-    artifact = read_json(root / paths.variant(name) / "artifact.json")
-    quality = read_json(root / paths.quality(name))
+def _check(
+    name: str, artifact: dict[str, Any], quality: dict[str, Any], timed: dict[str, Any], identity: dict[str, Any]
+) -> None:
+    """The figures of a variant are of the artifact that lies there, and of the reference's windows."""
+    for what, found in (("scored", quality["artifact"]), ("timed", timed.get("artifact", artifact["files"]))):
+        if found != artifact["files"]:
+            raise MeasurementError(
+                f"{name}: the artifact that was {what} is not the one that lies there: expected {artifact['files']}, "
+                f"found {found}. Run dvc repro."
+            )
+    if quality["identity"] != identity:
+        keys = [key for key in identity if quality["identity"].get(key) != identity[key]]
+        raise MeasurementError(f"{name} was scored on another {', '.join(keys)} than the reference. Run dvc repro.")
+
+
+def _variant(artifact: dict[str, Any], quality: dict[str, Any], timed: dict[str, Any]) -> dict[str, Any]:
     return {
         "format": artifact["format"],
         "scheme": artifact["scheme"],
@@ -47,7 +67,6 @@ def _variant(root: Path, name: str, speed: dict[str, Any]) -> dict[str, Any]:
         "bits_per_weight": artifact["bits_per_weight"],
         "effective_types": {name: entry["weights"] for name, entry in artifact["effective_types"].items()},
         "ppl": {"value": quality["ppl"], **quality["ppl_interval"]},
-        "reference_ppl": quality["reference_ppl"],
         "ln_ppl_ratio": quality["ln_ppl_ratio"],
         "kld": {key: {"value": quality["kld"][key], **quality["kld_interval"][key]} for key in KLD}
         | {"max": {"value": quality["kld"]["max"]}},
@@ -57,9 +76,10 @@ def _variant(root: Path, name: str, speed: dict[str, Any]) -> dict[str, Any]:
         "windows": quality["windows"],
         "scored_tokens": quality["scored_tokens"],
         "engine": quality["engine"],
+        "timing_engine": timed.get("engine", {}),
         "identity": quality["identity"],
-        "prefill": {n: _rate(task) for n, task in speed.get("prefill", {}).items()},
-        "decode": {n: _rate(task) for n, task in speed.get("decode", {}).items()},
+        "prefill": {n: _rate(task) for n, task in timed.get("prefill", {}).items()},
+        "decode": {n: _rate(task) for n, task in timed.get("decode", {}).items()},
     }
 
 

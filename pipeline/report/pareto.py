@@ -49,14 +49,22 @@ def picks(variants: Mapping[str, Mapping[str, Any]]) -> list[Pick]:
 
 
 def _fastest(variants: Mapping[str, Mapping[str, Any]]) -> Pick:
-    near = {name: v for name, v in variants.items() if _within(v, WITHIN_FAST) and v["prefill"]}
     length = prompt_length(variants)
-    question = f"fastest prefill within {percent(WITHIN_FAST)} of it"
+    near = {name: v for name, v in variants.items() if _within(v, WITHIN_FAST) and length in v["prefill"]}
+    question = f"fastest prefill within {percent(WITHIN_FAST)} of the reference's perplexity"
     if not near or length is None:
         return Pick(question, None, f"no variant with a measured prefill is surely within {percent(WITHIN_FAST)}")
-    name = max(near, key=lambda n: near[n]["prefill"][length]["value"])
-    rate = near[name]["prefill"][length]["value"]
-    return Pick(question, name, f"{rate:.0f} tokens/s at {length} tokens; {change(near[name])}")
+    rates = {name: v["prefill"][length] for name, v in near.items()}
+    best = max(rates, key=lambda n: rates[n]["value"])
+    alike = [name for name in rates if name != best and _overlap(rates[name], rates[best])]
+    why = f"{rates[best]['value']:.0f} tokens/s at {length} tokens; {change(near[best])}"
+    return Pick(question, best, f"{why}; not told apart from {', '.join(alike)}" if alike else why)
+
+
+def _overlap(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether two intervals share a point; unbounded ones do."""
+    ends = (a["low"], a["high"], b["low"], b["high"])
+    return None in ends or (a["low"] <= b["high"] and b["low"] <= a["high"])
 
 
 def prompt_length(variants: Mapping[str, Mapping[str, Any]]) -> str | None:

@@ -53,14 +53,13 @@ class Checkpoint:
         self._descriptors = {}
 
     def rows(self, name: str, start: int, count: int) -> NDArray[np.float32]:
-        """Rows [start, start + count) of a matrix, or the elements of a vector as one row: float32 [count,
-        columns].
-        """
-        stored = self.tensors[name]
-        columns = stored.shape[-1]
-        size = count * columns * BYTES[stored.dtype]
-        data = pread(self._descriptors[stored.file], size, stored.offset + start * columns * BYTES[stored.dtype])
-        return widen(data, stored.dtype).reshape(count, columns)
+        """Rows [start, start + count) of a matrix, or a whole vector as one row: float32 [count, columns]."""
+        return self._rows(self.tensors[name], start, count)
+
+    def _rows(self, stored: Stored, start: int, count: int) -> NDArray[np.float32]:
+        width = stored.shape[-1] * BYTES[stored.dtype]
+        data = pread(self._descriptors[stored.file], count * width, stored.offset + start * width)
+        return widen(data, stored.dtype).reshape(count, stored.shape[-1])
 
     def tensor(self, name: str) -> NDArray[np.float32]:
         """A whole tensor in its shape."""
@@ -107,13 +106,9 @@ class Checkpoint:
         step = max(1, (1 << 20) // a.shape[1])
         for start in range(0, a.shape[0], step):
             count = min(step, a.shape[0] - start)
-            if not np.array_equal(self._block(a, start, count), self._block(b, start, count)):
+            if not np.array_equal(self._rows(a, start, count), self._rows(b, start, count)):
                 return False
         return True
-
-    def _block(self, stored: Stored, start: int, count: int) -> NDArray[np.float32]:
-        width = stored.shape[1] * BYTES[stored.dtype]
-        return widen(pread(self._descriptors[stored.file], count * width, stored.offset + start * width), stored.dtype)
 
     def identity(self, revision: str | None = None) -> SourceIdentity:
         """Name and sha256 of every file that decides an artifact, without machine paths."""
@@ -155,6 +150,10 @@ def _shards(path: Path) -> dict[str, Path]:
         pickled = sorted(p.name for p in path.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".ckpt"})
         hint = f" It holds {', '.join(pickled)}: pickles are not read." if pickled else ""
         raise CheckpointError(f"{path} holds neither {SINGLE} nor {INDEX}.{hint} Save it as safetensors.")
+    if (path / SINGLE).exists() and SINGLE not in _weight_map(index).values():
+        raise CheckpointError(
+            f"{path} holds both {SINGLE} and {INDEX} of other files: two sets of weights. Move one of them away."
+        )
     names = sorted(set(_weight_map(index).values()))
     for name in names:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
@@ -167,7 +166,7 @@ def _shards(path: Path) -> dict[str, Path]:
 def _weight_map(index: Path) -> dict[str, str]:
     raw = read_json(index, CheckpointError)
     weight_map = raw.get("weight_map") if isinstance(raw, dict) else None
-    if not isinstance(weight_map, dict) or not weight_map:
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
         raise CheckpointError(f"{index} has no weight_map. Fetch it again.")
     return weight_map
 

@@ -96,7 +96,7 @@ class Tokenizer:
         for added in self.json.get("added_tokens") or []:
             self._check(added["content"], added["id"], size)
             tokens[added["id"]] = added["content"]
-            kinds[added["id"]] = Kind.CONTROL if added["special"] else Kind.USER_DEFINED
+            kinds[added["id"]] = Kind.CONTROL if added.get("special") else Kind.USER_DEFINED
         return tokens, kinds
 
     def _check(self, token: str, i: int, size: int) -> None:
@@ -121,7 +121,10 @@ class Tokenizer:
         """Ids int32 [tokens] of a text, special tokens in it recognised; BOS only where the tokenizer adds one."""
         import tokenizers
 
-        tokenizer = tokenizers.Tokenizer.from_file(str(self.path))
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(self.path))
+        except Exception as error:  # the library has no class of its own
+            raise TokenizerError(f"{self.path}: tokenizers cannot read it ({error}). Fetch it again.") from error
         tokenizer.no_truncation()  # a training run may have saved either
         tokenizer.no_padding()
         return np.array(tokenizer.encode(text).ids, dtype=np.int32)
@@ -131,7 +134,10 @@ class Tokenizer:
         """The default chat template, from chat_template.jinja or tokenizer_config.json."""
         file = self.folder / "chat_template.jinja"
         if file.exists():
-            return file.read_text(encoding="utf-8")
+            try:
+                return file.read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise TokenizerError(f"{file} is not UTF-8 at byte {error.start}. Fetch it again.") from error
         template = self._settings.get("chat_template")
         if isinstance(template, list):  # several, by name
             return next((entry["template"] for entry in template if entry["name"] == "default"), None)

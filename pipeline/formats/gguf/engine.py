@@ -56,10 +56,19 @@ def version() -> str:
 
 
 def instruction_set() -> str:
-    """'AVX AVX2 F16C FMA …': what the engine was built with and uses; scores depend on it."""
-    info = llama().llama_print_system_info().decode()
-    features = [part.strip() for part in info.split(":", 1)[-1].split("|")]
+    """'AVX AVX2 F16C FMA …': what the engine's CPU part was built with and uses; scores depend on it."""
+    return cpu_features(llama().llama_print_system_info().decode())
+
+
+def cpu_features(info: str) -> str:
+    """The features in the part "CPU : A = 1 | B = 0 | …" of llama.cpp's line, which may begin with other backends."""
+    features = [part.strip() for part in info.rpartition("CPU : ")[2].split("|")]
     return " ".join(feature[:-4] for feature in features if feature.endswith(" = 1"))
+
+
+def device() -> str:
+    """Where layers run when nothing else is asked: 'gpu' (Metal, CUDA, …) where the build has one, else 'cpu'."""
+    return "gpu" if llama().llama_supports_gpu_offload() else "cpu"
 
 
 def load_model(path: Path, **settings: Any) -> Any:

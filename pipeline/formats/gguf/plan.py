@@ -38,7 +38,7 @@ def _wanted(tensor: TensorSpec, spec: ModelSpec, scheme: Scheme) -> tuple[Encodi
             return Q6_K, f"{what} gets more bits: Q6_K"
     if scheme.name in {"q4_k_m", "q5_k_m"} and tensor.role in {"attn_v", "ffn_down"} and tensor.layer is not None:
         if _gets_more_bits(tensor.layer, spec.n_layers):
-            return Q6_K, f"{tensor.role} of layer {tensor.layer} of {spec.n_layers} gets more bits: Q6_K"
+            return Q6_K, f"{tensor.role} of some layers gets more bits: Q6_K"
         if tensor.role == "attn_v" and base is Q4_K and spec.model_type == "qwen2" and spec.n_layers == 80:
             return Q5_K, "attn_v of an 80-layer model (70B) gets more bits: Q5_K"
     return base, "the scheme's own"

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import ArtifactError, MeasurementError, ParamsError, of
+from pipeline.cores import physical_cores
+from pipeline.errors import ArtifactError, MeasurementError, ParamsError, suggestion
 from pipeline.formats.gguf import engine
 from pipeline.types import Artifact, Engine
 
@@ -61,11 +62,11 @@ class GgufRuntime:
         device: str = "auto",
     ) -> None:
         if kv_type not in KV_TYPES:
-            raise ParamsError(f"kv_type {kv_type!r} does not exist; {of(kv_type, [*KV_TYPES])}")
+            raise ParamsError(f"kv_type {kv_type!r} does not exist; {suggestion(kv_type, [*KV_TYPES])}")
         if kv_type.startswith("q") and flash_attention is False:
             raise ParamsError(f"kv_type {kv_type} needs flash attention in llama.cpp: set flash_attention to true.")
         if device not in DEVICES:
-            raise ParamsError(f"device {device!r} does not exist; {of(device, DEVICES)}")
+            raise ParamsError(f"device {device!r} does not exist; {suggestion(device, DEVICES)}")
         self.path = path
         self._cpp: Any = engine.llama()
         self._model = engine.load_model(path, n_gpu_layers=0 if device == "cpu" else -1)
@@ -81,9 +82,13 @@ class GgufRuntime:
             name="llama.cpp",
             version=engine.version(),
             instruction_set=engine.instruction_set(),
+            device="cpu" if device == "cpu" else engine.device(),
             kv_type=kv_type,
             flash_attention="auto" if flash_attention is None else "on" if flash_attention else "off",
             threads=threads,
+            batch=BATCH,
+            micro_batch=MICRO_BATCH,
+            mmap=True,  # llama.cpp's default
         )
 
     def _new_context(self, context: int, threads: int, flash_attention: bool | None, kv_type: int) -> Any:
@@ -164,10 +169,3 @@ class GgufRuntime:
                 f"{engine.last_words()}"
             )
         self._held += n
-
-
-def physical_cores() -> int:
-    """What `threads: 0` means: hyper-threads do not help matrix products."""
-    import psutil
-
-    return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.errors import ParamsError, of
+from pipeline.errors import ParamsError, suggestion
 from pipeline.types import Encoding
 
 RUNS_ON = "llama.cpp: CPU everywhere, Metal on Apple Silicon"
@@ -64,5 +64,5 @@ def scheme(name: str) -> Scheme:
         ParamsError: no such scheme.
     """
     if name not in SCHEMES:
-        raise ParamsError(f"gguf has no scheme {name!r}; {of(name, [*SCHEMES])}")
+        raise ParamsError(f"gguf has no scheme {name!r}; {suggestion(name, [*SCHEMES])}")
     return SCHEMES[name]

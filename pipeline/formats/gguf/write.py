@@ -7,26 +7,27 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from pipeline.cores import usable_cores
 from pipeline.errors import ArtifactError, OutputError, QuantizationError, listed
 from pipeline.files import sha256
+from pipeline.formats import bits_per_weight, effective_types
 from pipeline.formats.gguf import engine, kernels
 from pipeline.formats.gguf.metadata import add_metadata
 from pipeline.formats.gguf.names import gguf_name
 from pipeline.formats.gguf.plan import plan
-from pipeline.formats.gguf.schemes import GGML_TYPES, Scheme
+from pipeline.formats.gguf.schemes import GGML_TYPES, SCHEMES, Scheme
 from pipeline.formats.gguf.schemes import scheme as scheme_of
 from pipeline.models import spec_of
 from pipeline.progress import Advance, silent
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.tokenizer import Tokenizer
-from pipeline.types import Artifact, EffectiveType, ModelSpec, Planned
+from pipeline.types import Artifact, ModelSpec, Planned
 
 FILE = "model.gguf"
 ALIGNMENT = 32  # GGUF's default
@@ -73,7 +74,7 @@ def write(checkpoint: Checkpoint, scheme_name: str, folder: Path, advance: Advan
         files={FILE: sha256(path)},
         size_bytes=length,
         weights=spec.weights,
-        bits_per_weight=sum(p.bytes for p in planned) * 8 / spec.weights,
+        bits_per_weight=bits_per_weight(planned),
         effective_types=effective_types(planned),
         source=checkpoint.identity(),
         tools={"llama.cpp": engine.version()},
@@ -81,14 +82,17 @@ def write(checkpoint: Checkpoint, scheme_name: str, folder: Path, advance: Advan
     )
 
 
-def effective_types(planned: list[Planned]) -> dict[str, EffectiveType]:
-    """Tensors and weights by encoding, the most weights first."""
-    tensors: dict[str, int] = defaultdict(int)
-    weights: dict[str, int] = defaultdict(int)
-    for p in planned:
-        tensors[p.encoding.name] += 1
-        weights[p.encoding.name] += p.tensor.weights
-    return {name: EffectiveType(tensors[name], weights[name]) for name in sorted(weights, key=lambda n: -weights[n])}
+def check(checkpoint: Checkpoint, spec: ModelSpec) -> None:
+    """What the file must carry besides tensors: vocabulary, pre-tokenizer, special tokens, rope.
+
+    Raises:
+        TokenizerError, CheckpointError: the first that it cannot.
+    """
+    import gguf
+
+    add_metadata(
+        gguf.GGUFWriter(None, spec.model_type), spec, Tokenizer(checkpoint.path), checkpoint.config, SCHEMES["f32"], ""
+    )
 
 
 def _check_disk(folder: Path, needed: int) -> None:
@@ -164,7 +168,7 @@ def _write_tensors(path: Path, checkpoint: Checkpoint, places: list[_Place], len
     jobs = _jobs(places)
     try:
         os.truncate(path, length)
-        with ThreadPoolExecutor(os.cpu_count()) as threads:
+        with ThreadPoolExecutor(usable_cores()) as threads:
             try:
                 while batch := list(islice(jobs, BATCH_JOBS)):  # a batch at a time: 27B weights are 50,000 jobs
                     for done in threads.map(encode, batch):
@@ -177,7 +181,8 @@ def _write_tensors(path: Path, checkpoint: Checkpoint, places: list[_Place], len
     if problems:
         lines = [f"{name}: {problem}" for name, problem in problems.items()]
         raise QuantizationError(
-            f"{checkpoint.path} cannot be encoded:\n{listed(lines)}\nRepair the checkpoint or choose f32."
+            f"{checkpoint.path} cannot be encoded:\n{listed(lines)}\n"
+            "Repair the checkpoint; weights that are only too large fit bf16 and f32."
         )
 
 

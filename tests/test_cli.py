@@ -1,0 +1,503 @@
+"""The command line as a person uses it: tables, JSON, exit codes, and what is left when it is stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from support import Shape, config_of, tokenizer_json, write_checkpoint
+
+from pipeline import evaluation
+from pipeline.cli import main
+from pipeline.console import BAD_INPUT, GATE_FAILED
+
+ROOT = Path(__file__).parent.parent
+TEXT = "In the beginning the heath there then held the thin inn. " * 40
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def succeeded(*arguments: object) -> Result:
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def refused(*arguments: object) -> str:
+    """What a command that fails with exit code 2 says on standard error, without a traceback."""
+    result = run(*arguments)
+    assert isinstance(result.exception, SystemExit), repr(result.exception)
+    assert result.exit_code == BAD_INPUT == 2
+    assert "Traceback" not in result.output
+    assert result.stdout == ""
+    return result.stderr
+
+
+def squeezed(text: str) -> str:
+    """Without the line ends that a terminal of 80 columns puts in."""
+    return "".join(text.split())
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("cli") / "source", Shape("qwen3"))
+
+
+@pytest.fixture(scope="module")
+def made(source: Path) -> Path:
+    """A q8_0 artifact of `source`."""
+    out = source.parent / "made-q8_0"
+    succeeded("convert", source, "--format", "gguf", "--scheme", "q8_0", "--out", out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def text(source: Path) -> Path:
+    path = source.parent / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+# schemes
+
+
+def test_the_table_of_schemes_fits_a_terminal() -> None:
+    lines = succeeded("schemes").stdout.splitlines()
+    assert max(len(line) for line in lines) <= 80
+    assert any(line.split()[:3] == ["gguf", "q4_k_m", "4.50"] for line in lines)
+    assert any(line.split()[:3] == ["gguf", "bf16", "16.00"] for line in lines)
+
+
+def test_schemes_as_json() -> None:
+    found = {row["scheme"]: row for row in json.loads(succeeded("schemes", "--json", "-").stdout)}
+    assert found.keys() == {"f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q5_0", "q4_k_m", "q4_0"}
+    assert found["q8_0"]["bits_per_weight"] == 8.5
+    assert found["q8_0"]["format"] == "gguf"
+
+
+# inspect
+
+
+def test_inspect_shows_the_architecture_and_what_schemes_weigh(tiny: Path) -> None:
+    result = succeeded("inspect", tiny)
+    lines = result.stdout.splitlines()
+    assert max(len(line) for line in lines) <= 80
+    assert any(line.split() == ["model_type", "qwen3"] for line in lines)
+    assert any(line.split()[0:1] == ["gguf/q4_k_m"] for line in lines)
+    assert "problem" not in result.stdout
+
+
+def test_inspect_shows_the_plan_of_a_scheme(tiny: Path, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    result = succeeded("inspect", tiny, "--scheme", "q4_k_m", "--json", file)
+    assert any(line.split()[:2] == ["role", "layers"] for line in result.stdout.splitlines())  # the table stays
+    found = json.loads(file.read_text())
+    assert found["problems"] == []
+    assert found["architecture"]["model_type"] == "qwen3"
+    total = found["schemes"]["gguf/q4_k_m"]
+    assert total["bits_per_weight"] == total["tensor_bytes"] * 8 / found["weights"]
+    assert sum(total["effective_types"].values()) == found["weights"]
+    assert {row["type"] for row in found["plan"]} == total["effective_types"].keys()
+    assert found["schemes"]["gguf/f32"]["bits_per_weight"] == 32
+
+
+def test_inspect_writes_json_alone_to_standard_output(tiny: Path) -> None:
+    found = json.loads(succeeded("inspect", tiny, "--json", "-").stdout)
+    assert found["checkpoint"] == "qwen3-tiny"
+    assert found["plan"] is None
+
+
+def test_inspect_lists_every_problem_and_exits_2(tmp_path: Path) -> None:
+    def spoil(tensors: dict[str, np.ndarray]) -> None:
+        del tensors["model.norm.weight"]
+        tensors["model.layers.0.mlp.up_proj.weight"] = np.zeros((7, 64), np.float32)
+        tensors["visual.patch.weight"] = np.zeros((2, 2), np.float32)
+
+    folder = write_checkpoint(tmp_path / "bad", change=spoil)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(split=r"\w+")))
+    result = run("inspect", folder, "--json", tmp_path / "a.json")
+    assert result.exit_code == BAD_INPUT
+    named = ["model.norm.weight", "model.layers.0.mlp.up_proj.weight", "visual.patch.weight", r"\w+"]
+    problems = json.loads((tmp_path / "a.json").read_text())["problems"]
+    for name in named:
+        assert squeezed(name) in squeezed(result.stdout)
+        assert any(name in problem for problem in problems)
+
+
+def test_inspect_of_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    assert "nowhere" in refused("inspect", tmp_path / "nowhere")
+    assert "config.json" in refused("inspect", tmp_path)
+
+
+def test_a_name_in_brackets_is_shown_as_it_is(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "tiny[red]v2")
+    assert "tiny[red]v2" in squeezed(succeeded("inspect", folder).stdout)
+
+
+# convert
+
+
+def test_convert_makes_an_artifact_that_says_what_it_is(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "q4_0"
+    result = succeeded("convert", source, "--format", "gguf", "--scheme", "q4_0", "--out", out)
+    assert {file.name for file in out.iterdir()} == {"model.gguf", "artifact.json"}
+    assert {file.name for file in out.parent.iterdir()} == {"q4_0"}
+    found = json.loads((out / "artifact.json").read_text())
+    assert found["size_bytes"] == (out / "model.gguf").stat().st_size
+    assert 4.5 < found["bits_per_weight"] < 9
+    assert found["effective_types"].keys() >= {"Q4_0", "F32"}
+    assert sum(entry["weights"] for entry in found["effective_types"].values()) == found["weights"]
+    assert f"{found['bits_per_weight']:.2f} bits per weight" in " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_convert_into_an_existing_folder_is_refused(empty: bool, source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "old"
+    out.mkdir()
+    if not empty:
+        (out / "model.gguf").write_text("old")
+    said = refused("convert", source, "--format", "gguf", "--scheme", "q4_0", "--out", out)
+    assert "old exists. Remove it or name another output folder." in said
+    assert [file.read_text() for file in out.iterdir()] == ([] if empty else ["old"])
+    assert {file.name for file in tmp_path.iterdir()} == {"old"}
+
+
+@pytest.mark.parametrize(
+    ("format_name", "scheme", "said"),
+    [
+        ("gguf", "q4_k", "gguf has no scheme 'q4_k'; did you mean 'q4_k_m'?"),
+        ("gguf", "zzz", "known: f32, f16, bf16, q8_0"),
+        ("ggfu", "q4_0", "format 'ggfu' does not exist; did you mean 'gguf'?"),
+    ],
+)
+def test_an_unknown_scheme_or_format_is_refused(
+    format_name: str, scheme: str, said: str, source: Path, tmp_path: Path
+) -> None:
+    assert said in refused(
+        "convert", source, "--format", format_name, "--scheme", scheme, "--out", tmp_path / "a"
+    ).replace("\n", " ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_inspect_of_an_unknown_scheme_is_refused(source: Path) -> None:
+    assert "did you mean 'q5_k_m'?" in refused("inspect", source, "--scheme", "q5km")
+
+
+def test_convert_of_a_checkpoint_that_is_not_whole_leaves_nothing(tmp_path: Path) -> None:
+    def spoil(tensors: dict[str, np.ndarray]) -> None:
+        del tensors["model.norm.weight"], tensors["model.layers.1.mlp.up_proj.weight"]
+
+    folder = write_checkpoint(tmp_path / "bad", change=spoil)
+    said = refused("convert", folder, "--format", "gguf", "--scheme", "q4_0", "--out", tmp_path / "out")
+    assert "model.norm.weight: missing" in said
+    assert "model.layers.1.mlp.up_proj.weight: missing" in said
+    assert {file.name for file in tmp_path.iterdir()} == {"bad"}
+
+
+# evaluate
+
+
+def test_evaluate_measures_quality_and_keeps_the_reference(
+    source: Path, made: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    arguments = ("evaluate", made, "--checkpoint", source, "--corpus", text, "--context", 64, "--threads", 2)
+    file = tmp_path / "quality.json"
+    result = succeeded(*arguments, "--json", file)
+    found = json.loads(file.read_text())
+    assert found.keys() >= {
+        *("ppl", "reference_ppl", "ln_ppl_ratio", "kld", "same_top", "bits_per_byte", "windows", "scored_tokens"),
+        "engine",
+    }
+    assert found["ln_ppl_ratio"].keys() == {"value", "low", "high"}
+    assert found["kld"].keys() == {"mean", "median", "p99", "p99_9", "max"}
+    assert found["windows"] > 5
+    assert found["scored_tokens"] == found["windows"] * 31
+    assert 0 < found["kld"]["mean"] < 0.05
+    assert found["engine"]["name"] == "llama.cpp"
+    assert found["engine"]["threads"] == 2
+    assert f"{found['ppl']:.4f}" in result.stdout
+    assert max(len(line) for line in result.stdout.splitlines()) <= 80
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise AssertionError("the reference is in the cache")
+
+    monkeypatch.setattr(evaluation, "write_reference", fail)
+    assert json.loads(succeeded(*arguments, "--json", "-").stdout) == found  # the reference is not computed again
+    with pytest.raises(AssertionError, match="in the cache"):  # but other windows have another one
+        CliRunner().invoke(main, [*map(str, arguments), "--windows", "3"], catch_exceptions=False)
+
+
+def test_evaluate_asks_for_a_longer_text(source: Path, made: Path, text: Path) -> None:
+    said = refused(
+        *("evaluate", made, "--checkpoint", source, "--corpus", text, "--context", 64, "--windows", 10_000)
+    ).replace("\n", " ")
+    assert "10000 windows need 640000 tokens" in said
+
+
+def test_an_artifact_with_a_changed_byte_is_refused(source: Path, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    succeeded("convert", source, "--format", "gguf", "--scheme", "q8_0", "--out", out)
+    expected = json.loads((out / "artifact.json").read_text())["files"]["model.gguf"]
+    data = bytearray((out / "model.gguf").read_bytes())
+    data[-100] ^= 1
+    (out / "model.gguf").write_bytes(data)
+    for command in (("evaluate", out, "--checkpoint", source, "--corpus", text, "--context", 64), ("benchmark", out)):
+        said = refused(*command)
+        assert expected in said
+        assert hashlib.sha256(data).hexdigest() in said
+
+
+def test_an_artifact_of_another_checkpoint_is_refused(made: Path, text: Path, tmp_path: Path) -> None:
+    other = write_checkpoint(tmp_path / "other", Shape("qwen3"), seed=1)
+    said = refused("evaluate", made, "--checkpoint", other, "--corpus", text, "--context", 64)
+    assert "was made from source with other files than" in said
+
+
+def test_a_folder_without_artifact_is_refused(source: Path, text: Path, tmp_path: Path) -> None:
+    assert "holds no artifact.json" in refused("evaluate", tmp_path, "--checkpoint", source, "--corpus", text)
+    assert "holds no artifact.json" in refused("benchmark", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", "{}", '{"files": {}}', '{"effective_types": [], "source": {}}', '"text"']
+)
+def test_a_broken_artifact_json_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "artifact.json").write_text(content)
+    assert "artifact.json" in refused("benchmark", tmp_path)
+
+
+# benchmark
+
+
+def test_benchmark_keeps_raw_seconds(source: Path, made: Path, tmp_path: Path) -> None:
+    other = tmp_path / "made-q4_0"
+    succeeded("convert", source, "--format", "gguf", "--scheme", "q4_0", "--out", other)
+    file = tmp_path / "speed.json"
+    lengths = ("--prompt-length", 8, "--prompt-length", 16)
+    result = succeeded(
+        *("benchmark", made, other, *lengths, "--decode", 4, "--rounds", 6, "--threads", 1, "--json", file)
+    )
+    found = json.loads(file.read_text())
+    assert found["variants"].keys() == {"made-q8_0", "made-q4_0"}
+    for variant in found["variants"].values():
+        assert variant["prefill"].keys() == {"8", "16"}
+        assert variant["decode"].keys() == {"4"}
+        for kind in ("prefill", "decode"):
+            for n, task in variant[kind].items():
+                assert len(task["seconds"]) == 6
+                assert min(task["seconds"]) > 0
+                rates = sorted(int(n) / seconds for seconds in task["seconds"])
+                rate = task["tokens_per_second"]
+                assert rate["value"] == pytest.approx((rates[2] + rates[3]) / 2, rel=1e-12)
+                assert (rate["low"], rate["high"]) == (rates[0], rates[5])
+    assert found["settings"]["prompt_lengths"] == [8, 16]
+    assert found["machine"]["cpu"]
+    assert "made-q4_0" in result.stdout
+
+
+def test_artifacts_of_one_name_are_refused(made: Path, tmp_path: Path) -> None:
+    assert "same folder name" in refused("benchmark", made, tmp_path / made.name)
+
+
+def test_benchmark_without_artifacts_is_a_usage_error() -> None:
+    assert "Missing argument 'ARTIFACT...'" in refused("benchmark")
+
+
+# gate
+
+PARAMS = """
+checkpoint: tiny
+revision: null
+corpus: {name: sample, path: null, windows: 40, context: 512}
+variants:
+  a: {format: gguf, scheme: q8_0}
+evaluate: {}
+benchmark: {}
+gate:
+  inconclusive: fail
+  limits:
+    default: {max_ln_ppl_ratio: 0.04}
+"""
+
+
+def project(folder: Path, high: float, params: str = PARAMS) -> None:
+    identity = {"corpus": "sample", "windows": 40}
+    a = {
+        "ln_ppl_ratio": {"value": high - 0.01, "low": high - 0.02, "high": high},
+        "windows": 40,
+        "identity": identity,
+    }
+    (folder / "params.yaml").write_text(params)
+    (folder / "reports").mkdir()
+    (folder / "reports" / "measurements.json").write_text(json.dumps({"identity": identity, "variants": {"a": a}}))
+
+
+@pytest.mark.parametrize(("high", "code", "verdict"), [(0.03, 0, "pass"), (0.05, 1, "inconclusive"), (0.07, 1, "fail")])
+def test_the_gate_exits_by_its_verdict(
+    high: float, code: int, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    project(tmp_path, high)
+    result = run("gate")
+    assert result.exit_code == code
+    assert GATE_FAILED == 1
+    ends = {"pass": "The gate passes.", "fail": "The gate fails.", "inconclusive": "The gate fails: inconclusive."}
+    assert result.stdout.splitlines()[-1] == ends[verdict]
+    assert max(len(line) for line in result.stdout.splitlines()) <= 80
+    found = json.loads((tmp_path / "reports" / "gate.json").read_text())
+    assert (found["verdict"], found["passes"]) == (verdict, code == 0)
+    assert found["variants"]["a"]["max_ln_ppl_ratio"]["limit"] == 0.04
+
+
+def test_the_gate_fails_on_a_variant_that_was_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    project(tmp_path, 0.03, PARAMS.replace("  a: {", "  b: {format: gguf, scheme: q4_0}\n  a: {"))
+    result = run("gate")
+    assert result.exit_code == 1, repr(result.exception)
+    assert "fail b, measured: it was not measured" in result.stdout
+    assert json.loads((tmp_path / "reports" / "gate.json").read_text())["verdict"] == "fail"
+
+
+def test_what_is_inconclusive_may_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    project(tmp_path, 0.05, PARAMS.replace("inconclusive: fail", "inconclusive: warn"))
+    assert succeeded("gate").stdout.splitlines()[-1] == "The gate passes: inconclusive."
+
+
+def test_limits_of_no_variant_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    project(tmp_path, 0.03, PARAMS + "    gone: {max_kld_mean: 0.1}\n")
+    assert succeeded("gate").stderr == "note: gate.limits names gone, which is no variant.\n"
+
+
+def test_the_gate_without_measurements_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "params.yaml cannot be read" in refused("gate")
+    (tmp_path / "params.yaml").write_text(PARAMS)
+    assert "measurements.json cannot be read" in refused("gate")
+    assert not (tmp_path / "reports" / "gate.json").exists()
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"variants": {}}', '{"variants": {"a": {}}, "identity": {}}'])
+def test_the_gate_never_ends_in_a_traceback(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    project(tmp_path, 0.03)
+    (tmp_path / "reports" / "measurements.json").write_text(content)
+    result = run("gate")
+    assert isinstance(result.exception, SystemExit), repr(result.exception)
+    assert result.exit_code in {GATE_FAILED, BAD_INPUT}
+
+
+def test_a_report_without_stages_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "params.yaml").write_text(PARAMS)
+    assert "meta.json cannot be read" in refused("report")
+
+
+# Stopped half way (CASES 28)
+
+LARGE = Shape("qwen2", 20, hidden=1024, ff=4096, heads=16, kv_heads=16)
+MAIN = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from pipeline.cli import main; main()"
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """1.3 GB of zeros, as a sparse file that takes no room; the tokenizer is a real one."""
+    from pipeline.models import spec_of
+
+    folder = tmp_path_factory.mktemp("large") / "large"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config_of(LARGE)))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(LARGE.vocab)))
+    header, offset = {}, 0
+    for tensor in spec_of(config_of(LARGE)).tensors:
+        end = offset + 4 * tensor.weights
+        header[tensor.name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    assert offset > 1e9
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        file.truncate(8 + len(head) + offset)
+    return folder
+
+
+@contextmanager
+def converting(source: Path, out: Path, scheme: str = "q4_k_m") -> Iterator[subprocess.Popen[str]]:
+    """`quantgate convert` in another process, once 20 MB of the 200 are in the temporary sibling."""
+    arguments = ["convert", str(source), "--format", "gguf", "--scheme", scheme, "--out", str(out)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", MAIN, *arguments], cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    try:
+        deadline = time.monotonic() + 60
+        partial = out.parent / f".{out.name}.partial" / "model.gguf"
+        while not partial.exists() or partial.stat().st_blocks * 512 < 2e7:
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_what_a_killed_conversion_left_is_removed_at_the_next_start(large: Path, source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with converting(large, out) as process:
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    assert {file.name for file in tmp_path.iterdir()} == {".out.partial"}
+    succeeded("convert", source, "--format", "gguf", "--scheme", "q8_0", "--out", out)
+    assert {file.name for file in tmp_path.iterdir()} == {"out"}
+    assert {file.name for file in out.iterdir()} == {"model.gguf", "artifact.json"}
+    assert (out / "model.gguf").stat().st_size < 1e7  # nothing of the large one
+
+
+@pytest.mark.slow
+def test_a_conversion_that_fails_removes_what_a_killed_one_left(large: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with converting(large, out) as process:
+        process.kill()
+        process.wait()
+    bad = write_checkpoint(tmp_path / "bad")
+    (bad / "model.safetensors").unlink()
+    said = refused("convert", bad, "--format", "gguf", "--scheme", "q8_0", "--out", out)
+    assert "holds neither model.safetensors" in said
+    assert not out.exists()
+    write_checkpoint(bad, config={"rope_theta": 5e5}, change=lambda tensors: tensors.update(extra=np.zeros(2)))
+    assert "extra" in refused("convert", bad, "--format", "gguf", "--scheme", "q8_0", "--out", out)
+    assert {file.name for file in tmp_path.iterdir()} == {"bad"}
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_nothing(large: Path, tmp_path: Path) -> None:
+    with converting(large, tmp_path / "out") as process:
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+        assert process.returncode == 1
+    assert said.strip() == "Aborted!"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_two_conversions_into_one_folder_do_not_mix(large: Path, source: Path, tmp_path: Path) -> None:
+    with converting(large, tmp_path / "out"):
+        said = refused("convert", source, "--format", "gguf", "--scheme", "q8_0", "--out", tmp_path / "out")
+    assert "is being written by another run" in said.replace("\n", " ")

@@ -1,0 +1,323 @@
+"""The gate: every verdict in both directions, and that nothing passes for lack of data."""
+
+from __future__ import annotations
+
+import json
+import math
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from pipeline.gate import CHECKS, FAIL, INCONCLUSIVE, PASS, Check, Result, judge
+from pipeline.types import Limits
+
+IDENTITY = {
+    "source": {"name": "tiny", "revision": None, "files": {"model.safetensors": "ab" * 32}},
+    "corpus": "sample",
+    "text_sha256": "11" * 32,
+    "tokenizer_sha256": "22" * 32,
+    "ids_sha256": "33" * 32,
+    "context": 512,
+    "windows": 40,
+}
+LIMITS = Limits(max_ln_ppl_ratio=0.04, max_kld_mean=0.06, min_same_top=0.83)
+
+
+def figure(value: float | None, low: float | None, high: float | None) -> dict[str, float | None]:
+    return {"value": value, "low": low, "high": high}
+
+
+def good() -> dict[str, Any]:
+    """A variant that is within LIMITS by all three intervals."""
+    return {
+        "ln_ppl_ratio": figure(0.01, 0.005, 0.015),
+        "kld": {"mean": figure(0.02, 0.01, 0.03), "max": {"value": 4.0}},
+        "same_top": figure(0.9, 0.88, 0.92),
+        "windows": 40,
+        "identity": deepcopy(IDENTITY),
+    }
+
+
+def put(variant: dict[str, Any], name: str, found: Any) -> None:
+    *path, last = CHECKS[name]
+    for key in path:
+        variant = variant[key]
+    variant[last] = found
+
+
+def judged(variant: dict[str, Any] | None, limits: Limits = LIMITS, inconclusive: str = "fail") -> Result:
+    variants = {} if variant is None else {"v": variant}
+    return judge({"identity": IDENTITY, "variants": variants}, ["v"], lambda name: limits, inconclusive)
+
+
+def only(result: Result, name: str) -> Check:
+    (check,) = [check for check in result.checks if check.name == name]
+    return check
+
+
+# Verdicts
+
+INTERVALS = [
+    ("max_ln_ppl_ratio", (0.02, 0.01, 0.03), PASS),
+    ("max_ln_ppl_ratio", (-0.02, -0.03, -0.01), PASS),
+    ("max_ln_ppl_ratio", (0.03, 0.02, 0.04), PASS),  # the limit itself is within it
+    ("max_ln_ppl_ratio", (0.05, 0.041, 0.06), FAIL),
+    ("max_ln_ppl_ratio", (0.03, 0.01, 0.05), INCONCLUSIVE),
+    ("max_ln_ppl_ratio", (0.05, 0.03, 0.07), INCONCLUSIVE),
+    ("max_kld_mean", (0.05, 0.04, 0.06), PASS),
+    ("max_kld_mean", (0.07, 0.0601, 0.08), FAIL),
+    ("max_kld_mean", (0.05, 0.02, 0.08), INCONCLUSIVE),
+    ("min_same_top", (0.85, 0.83, 0.87), PASS),
+    ("min_same_top", (0.80, 0.77, 0.829), FAIL),
+    ("min_same_top", (0.85, 0.80, 0.90), INCONCLUSIVE),
+    ("min_same_top", (0.80, 0.76, 0.84), INCONCLUSIVE),
+]
+
+
+@pytest.mark.parametrize(("name", "interval", "verdict"), INTERVALS)
+def test_the_whole_interval_decides(name: str, interval: tuple[float, float, float], verdict: str) -> None:
+    variant = good()
+    put(variant, name, figure(*interval))
+    result = judged(variant)
+    check = only(result, name)
+    assert check.verdict == verdict
+    assert (check.value, check.low, check.high) == interval
+    assert check.limit == getattr(LIMITS, name)
+    assert result.verdict == verdict  # the other two pass
+    assert result.passes == (verdict == PASS)
+    assert {c.verdict for c in result.checks if c.name != name} == {PASS}
+
+
+@pytest.mark.parametrize(("name", "interval"), [(n, i) for n, i, verdict in INTERVALS if verdict == INCONCLUSIVE])
+def test_an_inconclusive_check_says_how_many_windows_decide(name: str, interval: tuple[float, float, float]) -> None:
+    variant = good()
+    put(variant, name, figure(*interval))
+    check = only(judged(variant), name)
+    assert check.windows_needed is not None
+    assert check.windows_needed > 40
+    assert f"about {check.windows_needed} windows would decide it, 40 were used" in check.reason
+
+
+def test_the_limit_on_the_bound_is_inconclusive_and_needs_more_windows() -> None:
+    variant = good()
+    put(variant, "max_kld_mean", figure(0.07, 0.06, 0.08))
+    check = only(judged(variant), "max_kld_mean")
+    assert check.verdict == INCONCLUSIVE
+    assert check.windows_needed is not None
+    assert check.windows_needed > 40
+
+
+def test_a_value_on_the_limit_is_decided_by_no_number_of_windows() -> None:
+    variant = good()
+    put(variant, "max_kld_mean", figure(0.06, 0.05, 0.07))
+    check = only(judged(variant), "max_kld_mean")
+    assert (check.verdict, check.windows_needed) == (INCONCLUSIVE, None)
+    assert "no number of windows would decide it" in check.reason
+
+
+def test_only_decided_checks_name_no_windows() -> None:
+    assert [check.windows_needed for check in judged(good()).checks] == [None] * 3
+
+
+def test_a_pass_needs_every_check() -> None:
+    assert judged(good()).verdict == PASS
+    assert [check.name for check in judged(good()).checks] == [*CHECKS]
+    for name in CHECKS:
+        variant = good()
+        put(variant, name, figure(0.5, 0.4, 0.6))  # beyond each limit
+        result = judged(variant)
+        assert (result.verdict, result.passes) == (FAIL, False)
+        assert only(result, name).verdict == FAIL
+
+
+def test_a_fail_outweighs_what_is_inconclusive() -> None:
+    variant = good()
+    put(variant, "max_kld_mean", figure(0.05, 0.02, 0.08))
+    put(variant, "min_same_top", figure(0.5, 0.4, 0.6))
+    result = judged(variant, inconclusive="warn")
+    assert (result.verdict, result.passes) == (FAIL, False)
+
+
+@pytest.mark.parametrize(("inconclusive", "passes"), [("fail", False), ("warn", True)])
+def test_params_say_whether_what_is_inconclusive_passes(inconclusive: str, passes: bool) -> None:
+    variant = good()
+    put(variant, "max_kld_mean", figure(0.05, 0.02, 0.08))
+    result = judged(variant, inconclusive=inconclusive)
+    assert (result.verdict, result.passes) == (INCONCLUSIVE, passes)
+
+
+def test_one_bad_variant_of_two_fails_the_gate() -> None:
+    bad = good()
+    put(bad, "max_kld_mean", figure(0.5, 0.4, 0.6))
+    measurements = {"identity": IDENTITY, "variants": {"a": good(), "b": bad}}
+    result = judge(measurements, ["a", "b"], lambda name: LIMITS, "warn")
+    assert not result.passes
+    assert {check.variant for check in result.checks if check.verdict == FAIL} == {"b"}
+
+
+def test_each_variant_has_its_own_limits() -> None:
+    measurements = {"identity": IDENTITY, "variants": {"a": good(), "b": good()}}
+    limits = {"a": Limits(max_kld_mean=0.06), "b": Limits(max_kld_mean=0.005)}
+    result = judge(measurements, ["a", "b"], limits.__getitem__, "fail")
+    assert [(c.variant, c.name, c.verdict) for c in result.checks] == [
+        ("a", "max_kld_mean", PASS),
+        ("b", "max_kld_mean", FAIL),
+    ]
+
+
+# Lack of data
+
+
+def test_a_variant_that_was_not_measured_fails() -> None:
+    result = judged(None, inconclusive="warn")
+    assert (result.verdict, result.passes) == (FAIL, False)
+    assert "not measured" in only(result, "measured").reason
+
+
+def test_nothing_to_judge_fails() -> None:
+    result = judge({"identity": IDENTITY, "variants": {"v": good()}}, [], lambda name: LIMITS, "warn")
+    assert (result.verdict, result.passes) == (FAIL, False)
+
+
+def test_a_variant_without_limits_fails() -> None:
+    result = judged(good(), Limits(), "warn")
+    assert (result.verdict, result.passes) == (FAIL, False)
+    assert "gate.limits" in only(result, "limits").reason
+
+
+MISSING: list[Any] = [
+    None,
+    {},
+    0.01,
+    figure(None, None, None),
+    figure(None, 0.0, 0.01),
+    figure(math.nan, 0.0, 0.01),
+    figure(math.inf, 0.0, 0.01),
+    figure("0.01", "0.0", "0.02"),  # type: ignore[arg-type]
+    {"low": 0.0, "high": 0.01},
+]
+
+
+@pytest.mark.parametrize("found", MISSING)
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_number_that_is_missing_fails(name: str, found: Any) -> None:
+    variant = good()
+    put(variant, name, found)
+    result = judged(variant, inconclusive="warn")
+    check = only(result, name)
+    assert (check.verdict, check.value) == (FAIL, None)
+    assert "missing" in check.reason
+    assert not result.passes
+
+
+@pytest.mark.parametrize("key", ["ln_ppl_ratio", "kld", "same_top"])
+def test_a_key_that_is_missing_fails(key: str) -> None:
+    variant = good()
+    del variant[key]
+    assert judged(variant, inconclusive="warn").verdict == FAIL
+
+
+@pytest.mark.parametrize(("low", "high"), [(None, None), (math.nan, 0.01), (0.0, math.inf), (None, 0.01)])
+@pytest.mark.parametrize("name", CHECKS)
+def test_an_interval_that_is_missing_is_inconclusive(name: str, low: float | None, high: float | None) -> None:
+    variant = good() | {"windows": 1}
+    put(variant, name, figure(0.01 if name.startswith("max") else 0.99, low, high))
+    check = only(judged(variant), name)
+    assert check.verdict == INCONCLUSIVE
+    assert "at least 2" in check.reason
+
+
+# Comparability
+
+
+@pytest.mark.parametrize(
+    ("key", "other"),
+    [
+        ("text_sha256", "99" * 32),
+        ("tokenizer_sha256", "99" * 32),
+        ("ids_sha256", "99" * 32),
+        ("context", 256),
+        ("windows", 39),
+        ("corpus", "file"),
+        ("source", IDENTITY["source"] | {"name": "other"}),  # type: ignore[operator]
+        ("source", IDENTITY["source"] | {"files": {"model.safetensors": "cd" * 32}}),  # type: ignore[operator]
+    ],
+)
+def test_another_identity_fails_and_is_named(key: str, other: Any) -> None:
+    variant = good()
+    variant["identity"][key] = other
+    result = judged(variant, inconclusive="warn")
+    assert not result.passes
+    check = only(result, "comparable")
+    assert check.verdict == FAIL
+    assert f"its {key} is not the reference's: expected" in check.reason
+
+
+@pytest.mark.parametrize("key", IDENTITY)
+def test_an_identity_that_lacks_a_key_fails(key: str) -> None:
+    variant = good()
+    del variant["identity"][key]
+    result = judged(variant, inconclusive="warn")
+    assert not result.passes
+    assert key in only(result, "comparable").reason
+
+
+def test_a_variant_without_identity_fails() -> None:
+    variant = good()
+    del variant["identity"]
+    assert judged(variant, inconclusive="warn").verdict == FAIL
+
+
+def test_a_reference_without_identity_compares_nothing_and_fails() -> None:
+    result = judge({"identity": {}, "variants": {"v": good()}}, ["v"], lambda name: LIMITS, "warn")
+    assert result.verdict == FAIL
+
+
+def test_other_files_of_a_checkpoint_of_the_same_name_are_told_apart() -> None:
+    """Names are equal, so the reason must show what is not."""
+    variant = good()
+    variant["identity"]["source"]["files"] = {"model.safetensors": "cd" * 32}
+    reason = only(judged(variant), "comparable").reason
+    expected, found = reason.split("expected ")[1].split(";")[0].split(", found ")
+    assert expected != found
+
+
+# JSON
+
+
+def test_json_is_nested_by_variant_and_check() -> None:
+    variant = good()
+    put(variant, "max_kld_mean", figure(0.05, 0.02, 0.08))
+    variant["identity"]["context"] = 256
+    measurements = {"identity": IDENTITY, "variants": {"v": variant}}
+    result = judge(measurements, ["v", "absent"], lambda name: LIMITS, "warn")
+    plain = result.as_json()
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    assert (plain["verdict"], plain["passes"], plain["inconclusive"]) == (FAIL, False, "warn")
+    assert plain["variants"]["v"].keys() == {"comparable", *CHECKS}
+    assert plain["variants"]["absent"]["measured"]["verdict"] == FAIL
+    kld = plain["variants"]["v"]["max_kld_mean"]
+    assert {key: kld[key] for key in ("limit", "value", "low", "high", "verdict")} == {
+        "limit": 0.06,
+        "value": 0.05,
+        "low": 0.02,
+        "high": 0.08,
+        "verdict": INCONCLUSIVE,
+    }
+    assert kld["windows_needed"] > 40
+
+
+def test_json_holds_every_difference() -> None:
+    variant = good()
+    variant["identity"] |= {"context": 256, "windows": 39}
+    text = json.dumps(judged(variant).as_json())
+    assert "its context is not" in text
+    assert "its windows is not" in text
+
+
+@pytest.mark.parametrize("found", MISSING)
+def test_json_of_a_missing_number_has_no_nan(found: Any) -> None:
+    variant = good()
+    put(variant, "max_kld_mean", found)
+    json.dumps(judged(variant).as_json(), allow_nan=False)

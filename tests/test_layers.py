@@ -1,0 +1,57 @@
+"""Heavy packages are imported where they are used; stages show a user's mistake without a traceback."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+HEAVY = ("torch", "transformers", "llama_cpp", "gguf", "matplotlib", "jinja2", "tokenizers", "cpuinfo")
+STAGES = ("fetch", "corpus", "reference", "convert", "evaluate", "machine", "benchmark", "report", "gate")
+
+
+def python(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_the_command_line_and_stages_import_nothing_heavy() -> None:
+    modules = ", ".join(["pipeline.cli", "pipeline.inspection", *(f"stages.{stage}" for stage in STAGES)])
+    code = f"import sys, {modules}; print(sorted(set({HEAVY!r}) & set(sys.modules)))"
+    done = python("-c", code)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    (tmp_path / "pipeline").symlink_to(ROOT / "pipeline")
+    (tmp_path / "stages").symlink_to(ROOT / "stages")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("stage", "arguments", "message"),
+    [
+        ("fetch", [], "assets/qwen3-tiny is not a folder"),
+        ("convert", ["gguf-q4_1"], "no variant 'gguf-q4_1'; did you mean 'gguf-q4_0'?"),
+        ("evaluate", ["gguf-q4_0"], "artifacts/corpus/meta.json cannot be read"),
+        ("report", [], "artifacts/reference/meta.json cannot be read"),
+        ("gate", [], "reports/measurements.json cannot be read"),
+    ],
+)
+def test_a_stage_shows_a_mistake_without_a_traceback(
+    stage: str, arguments: list[str], message: str, project: Path
+) -> None:
+    done = python("-m", f"stages.{stage}", *arguments, cwd=project)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_stage_leaves_nothing_behind_when_it_fails(project: Path) -> None:
+    assert python("-m", "stages.convert", "gguf-q4_0", cwd=project).returncode == 2
+    assert [path for path in project.rglob("artifacts/**/*") if path.is_file() or "partial" in path.name] == []
