@@ -55,12 +55,13 @@ def _check_identity(folder: Path, found: dict[str, Any], reference: dict[str, An
             f"{folder} was made from {found['source']['name']} with other files than the reference's checkpoint "
             f"{reference['source']['name']} has. Convert it again, or give the checkpoint it was made from."
         )
-    for key in found.keys() - {"source", "corpus"}:
-        if found[key] != reference[key]:
-            raise MeasurementError(
-                f"the reference is of other windows: {key} is {reference[key]}, the corpus has {found[key]}. "
-                "Run the reference again."
-            )
+    problems = [
+        f"{key} is {reference.get(key)}, the corpus has {found[key]}"
+        for key in found
+        if key not in {"source", "corpus"} and found[key] != reference.get(key)
+    ]
+    if problems:
+        raise MeasurementError(f"the reference is of other windows: {'; '.join(problems)}. Run the reference again.")
 
 
 def evaluate_folder(

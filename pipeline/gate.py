@@ -137,7 +137,7 @@ def _check(variant: str, name: str, limit: float, figures: Mapping[str, Any]) ->
     value, low, high = (_number(figure, key) for key in ("value", "low", "high"))
     if value is None:
         return Check(variant, name, limit, None, low, high, FAIL, "the number is missing: run dvc repro")
-    n = int(figures.get("windows") or 0)
+    n = int(_number(figures, "windows") or 0)
     if (low is None or high is None) and n >= 2:
         return Check(variant, name, limit, value, low, high, FAIL, "its interval is missing: run dvc repro")
     if low is None or high is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -100,6 +101,10 @@ def test_inspect_shows_the_architecture_and_what_schemes_weigh(tiny: Path) -> No
     assert "problem" not in result.stdout
 
 
+def test_json_into_a_folder_is_a_usage_error(tiny: Path, tmp_path: Path) -> None:
+    assert "is a directory" in refused("inspect", tiny, "--json", tmp_path)
+
+
 def test_inspect_shows_the_plan_of_a_scheme(tiny: Path, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     result = succeeded("inspect", tiny, "--scheme", "q4_k_m", "--json", file)
@@ -135,6 +140,31 @@ def test_inspect_lists_every_problem_and_exits_2(tmp_path: Path) -> None:
     for name in named:
         assert squeezed(name) in squeezed(result.stdout)
         assert any(name in problem for problem in problems)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+
+
+@pytest.mark.parametrize(
+    ("config", "split", "said"),
+    [
+        ({"rope_scaling": YARN | {"beta_fast": 16}}, None, "rope scaling beta_fast is 16"),
+        ({"rope_scaling": YARN | {"beta_slow": 2}}, None, "rope scaling beta_slow is 2"),
+        ({}, r"\w+", "the pre-tokenizer's regex is none that llama.cpp is known to have"),
+    ],
+)
+def test_inspect_lists_what_the_format_would_refuse_beside_tensors(
+    config: dict[str, Any], split: str | None, said: str, tmp_path: Path
+) -> None:
+    folder = write_checkpoint(tmp_path / "c", config=config)
+    if split:
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(split=split)))
+    result = run("inspect", folder, "--json", "-")
+    assert result.exit_code == BAD_INPUT
+    (problem,) = json.loads(result.stdout)["problems"]
+    assert said in problem
+    refusal = refused("convert", folder, "--format", "gguf", "--scheme", "q8_0", "--out", tmp_path / "out")
+    assert refusal == f"Error: {problem}\n"  # of what is listed convert says the same
 
 
 def test_inspect_of_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -229,6 +259,13 @@ def test_evaluate_measures_quality_and_keeps_the_reference(
     assert 0 < found["kld"]["mean"] < 0.05
     assert found["engine"]["name"] == "llama.cpp"
     assert found["engine"]["threads"] == 2
+    artifact = json.loads((made / "artifact.json").read_text())
+    assert found["artifact"] == artifact["files"]
+    assert found["identity"]["source"] == artifact["source"]
+    assert found["identity"]["text_sha256"] == hashlib.sha256(text.read_bytes()).hexdigest()
+    assert (found["identity"]["corpus"], found["identity"]["context"]) == ("file", 64)
+    assert found["identity"]["windows"] == found["windows"]
+    assert found["identity"].keys() == IDENTITY.keys()
     assert f"{found['ppl']:.4f}" in result.stdout
     assert max(len(line) for line in result.stdout.splitlines()) <= 80
 
@@ -261,10 +298,26 @@ def test_an_artifact_with_a_changed_byte_is_refused(source: Path, text: Path, tm
         assert hashlib.sha256(data).hexdigest() in said
 
 
+def test_a_changed_byte_is_seen_where_size_and_time_are_kept(source: Path, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    succeeded("convert", source, "--format", "gguf", "--scheme", "q8_0", "--out", out)
+    arguments = ("evaluate", out, "--checkpoint", source, "--corpus", text, "--context", 64)
+    succeeded(*arguments)
+    before, data = (out / "model.gguf").stat(), bytearray((out / "model.gguf").read_bytes())
+    data[-100] ^= 1
+    with (out / "model.gguf").open("r+b") as file:
+        file.write(data)
+    os.utime(out / "model.gguf", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert hashlib.sha256(data).hexdigest() in refused(*arguments)
+
+
 def test_an_artifact_of_another_checkpoint_is_refused(made: Path, text: Path, tmp_path: Path) -> None:
     other = write_checkpoint(tmp_path / "other", Shape("qwen3"), seed=1)
     said = refused("evaluate", made, "--checkpoint", other, "--corpus", text, "--context", 64)
-    assert "was made from source with other files than" in said
+    assert said == (
+        f"Error: {made} was made from other files than {other} has. "
+        "Give the checkpoint it was made from, or convert again.\n"
+    )
 
 
 def test_a_folder_without_artifact_is_refused(source: Path, text: Path, tmp_path: Path) -> None:
@@ -293,7 +346,13 @@ def test_benchmark_keeps_raw_seconds(source: Path, made: Path, tmp_path: Path) -
     )
     found = json.loads(file.read_text())
     assert found["variants"].keys() == {"made-q8_0", "made-q4_0"}
+    for folder in (made, other):
+        artifact = json.loads((folder / "artifact.json").read_text())
+        assert found["variants"][folder.name]["artifact"] == artifact["files"]
     for variant in found["variants"].values():
+        engine = variant["engine"]
+        assert (engine["threads"], engine["mmap"]) == (1, True)
+        assert engine["batch"] >= engine["micro_batch"] >= 1
         assert variant["prefill"].keys() == {"8", "16"}
         assert variant["decode"].keys() == {"4"}
         for kind in ("prefill", "decode"):
@@ -334,16 +393,27 @@ gate:
 """
 
 
+IDENTITY = {
+    "source": {"name": "tiny", "revision": None, "files": {"model.safetensors": "ab" * 32}},
+    "corpus": "sample",
+    "text_sha256": "11" * 32,
+    "tokenizer_sha256": "22" * 32,
+    "ids_sha256": "33" * 32,
+    "context": 512,
+    "windows": 40,
+}
+
+
 def project(folder: Path, high: float, params: str = PARAMS) -> None:
-    identity = {"corpus": "sample", "windows": 40}
     a = {
+        "scheme": "q8_0",
         "ln_ppl_ratio": {"value": high - 0.01, "low": high - 0.02, "high": high},
         "windows": 40,
-        "identity": identity,
+        "identity": IDENTITY,
     }
     (folder / "params.yaml").write_text(params)
     (folder / "reports").mkdir()
-    (folder / "reports" / "measurements.json").write_text(json.dumps({"identity": identity, "variants": {"a": a}}))
+    (folder / "reports" / "measurements.json").write_text(json.dumps({"identity": IDENTITY, "variants": {"a": a}}))
 
 
 @pytest.mark.parametrize(("high", "code", "verdict"), [(0.03, 0, "pass"), (0.05, 1, "inconclusive"), (0.07, 1, "fail")])
@@ -361,6 +431,18 @@ def test_the_gate_exits_by_its_verdict(
     found = json.loads((tmp_path / "reports" / "gate.json").read_text())
     assert (found["verdict"], found["passes"]) == (verdict, code == 0)
     assert found["variants"]["a"]["max_ln_ppl_ratio"]["limit"] == 0.04
+
+
+def test_the_gate_fails_on_a_variant_that_was_measured_as_another_scheme(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    project(tmp_path, 0.03, PARAMS.replace("scheme: q8_0", "scheme: q4_0"))
+    result = run("gate")
+    assert result.exit_code == GATE_FAILED
+    assert "fail a, same_scheme: it was measured as q8_0, params.yaml says q4_0: run dvc repro" in " ".join(
+        result.stdout.split()
+    )
 
 
 def test_the_gate_fails_on_a_variant_that_was_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

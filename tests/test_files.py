@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from pipeline.errors import CheckpointError, OutputError
+from pipeline.errors import CheckpointError, OutputError, PipelineError
 from pipeline.files import cached_sha256, new_file, new_folder, read_json, sha256, write_json, write_text
 
 
@@ -143,6 +143,26 @@ def test_a_lock_is_let_go_at_the_end(tmp_path: Path) -> None:
         os.close(descriptor)
 
 
+@pytest.mark.parametrize("made_again", [True, False])
+def test_a_folder_that_another_run_took_before_the_lock_is_refused(
+    made_again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is then that of a folder which is no longer there."""
+    locked = fcntl.flock
+
+    def late(descriptor: int, operation: int) -> None:
+        (partial,) = tmp_path.iterdir()
+        partial.rmdir()
+        if made_again:
+            partial.mkdir()
+        locked(descriptor, operation)
+
+    monkeypatch.setattr("pipeline.files.fcntl.flock", late)
+    with pytest.raises(OutputError, match="was taken by another run at the same moment"), new_folder(tmp_path / "a"):
+        raise AssertionError("the folder was given")
+    assert not (tmp_path / "a").exists()
+
+
 def test_a_folder_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with (
@@ -252,7 +272,24 @@ def test_json_that_cannot_be_read_is_the_error_asked_for(tmp_path: Path) -> None
             read_json(tmp_path / "a.json", CheckpointError)
 
 
+@pytest.mark.parametrize("folder", ["artifacts", "reports"])
+def test_what_a_stage_has_not_left_yet_is_said(folder: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"{folder}/none\.json cannot be read: No such .* Run dvc repro first\."):
+        read_json(Path(folder) / "none.json", CheckpointError)
+
+
 # Hashes
+
+
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_a_broken_memory_of_hashes_says_that_it_may_go(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "quantgate").mkdir()
+    (tmp_path / "quantgate" / "sha256.json").write_text(content)
+    with pytest.raises(PipelineError, match=r"sha256\.json.*\nIt only saves time: delete it\."):
+        cached_sha256([tmp_path / "a"])
 
 
 def test_sha256_of_known_bytes(tmp_path: Path) -> None:

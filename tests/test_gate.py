@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from copy import deepcopy
 from typing import Any
 
 import pytest
 
+from pipeline import gate
 from pipeline.gate import CHECKS, FAIL, INCONCLUSIVE, PASS, Check, Result, judge
 from pipeline.types import Limits
 
@@ -44,6 +46,16 @@ def put(variant: dict[str, Any], name: str, found: Any) -> None:
     for key in path:
         variant = variant[key]
     variant[last] = found
+
+
+SHOWN = {  # of two values, how a reason tells them apart
+    "text_sha256": ("111111111111…", "999999999999…"),
+    "tokenizer_sha256": ("222222222222…", "999999999999…"),
+    "ids_sha256": ("333333333333…", "999999999999…"),
+    "context": ("512", "256"),
+    "windows": ("40", "39"),
+    "corpus": ("sample", "file"),
+}
 
 
 def judged(variant: dict[str, Any] | None, limits: Limits = LIMITS, inconclusive: str = "fail") -> Result:
@@ -220,12 +232,29 @@ def test_a_key_that_is_missing_fails(key: str) -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(None, None), (math.nan, 0.01), (0.0, math.inf), (None, 0.01)])
 @pytest.mark.parametrize("name", CHECKS)
-def test_an_interval_that_is_missing_is_inconclusive(name: str, low: float | None, high: float | None) -> None:
-    variant = good() | {"windows": 1}
+@pytest.mark.parametrize("windows", [2, 40])
+def test_an_interval_that_is_missing_of_several_windows_fails(
+    windows: int, name: str, low: float | None, high: float | None
+) -> None:
+    variant = good() | {"windows": windows}
+    put(variant, name, figure(0.01 if name.startswith("max") else 0.99, low, high))
+    result = judged(variant, inconclusive="warn")
+    check = only(result, name)
+    assert (check.verdict, check.reason) == (FAIL, "its interval is missing: run dvc repro")
+    assert not result.passes
+
+
+@pytest.mark.parametrize(("low", "high"), [(None, None), (math.nan, 0.01), (0.0, math.inf), (None, 0.01)])
+@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("windows", [1, 0, None])
+def test_an_interval_that_is_missing_of_one_window_is_inconclusive(
+    windows: int | None, name: str, low: float | None, high: float | None
+) -> None:
+    variant = good() | {"windows": windows}
     put(variant, name, figure(0.01 if name.startswith("max") else 0.99, low, high))
     check = only(judged(variant), name)
     assert check.verdict == INCONCLUSIVE
-    assert "at least 2" in check.reason
+    assert check.reason == f"{windows or 0} window bounds nothing: ask for at least 2 in params.yaml, corpus.windows"
 
 
 # Comparability
@@ -249,9 +278,13 @@ def test_another_identity_fails_and_is_named(key: str, other: Any) -> None:
     variant["identity"][key] = other
     result = judged(variant, inconclusive="warn")
     assert not result.passes
-    check = only(result, "comparable")
-    assert check.verdict == FAIL
-    assert f"its {key} is not the reference's: expected" in check.reason
+    (check,) = [check for check in result.checks if check.name not in CHECKS]
+    assert (check.name, check.verdict) == (f"same_{key}", FAIL)
+    assert (check.limit, check.value, check.low, check.high, check.windows_needed) == (None,) * 5
+    assert check.reason.startswith(f"its {key} is not the reference's: expected ")
+    if key in SHOWN:
+        expected, found = SHOWN[key]
+        assert check.reason == f"its {key} is not the reference's: expected {expected}, found {found}; run dvc repro"
 
 
 @pytest.mark.parametrize("key", IDENTITY)
@@ -260,27 +293,71 @@ def test_an_identity_that_lacks_a_key_fails(key: str) -> None:
     del variant["identity"][key]
     result = judged(variant, inconclusive="warn")
     assert not result.passes
-    assert key in only(result, "comparable").reason
+    check = only(result, f"same_{key}")
+    assert check.verdict == FAIL
+    assert f"its {key} is not the reference's: expected" in check.reason
+    assert check.reason.endswith("found None; run dvc repro")
+
+
+@pytest.mark.parametrize("key", IDENTITY)
+def test_a_reference_that_lacks_a_key_fails(key: str) -> None:
+    """Also where the variant lacks it too: two absences are no agreement."""
+    expected = {name: value for name, value in IDENTITY.items() if name != key}
+    variant = good()
+    for found in (dict(IDENTITY), dict(expected)):
+        variant["identity"] = found
+        result = judge({"identity": expected, "variants": {"v": variant}}, ["v"], lambda name: LIMITS, "warn")
+        assert (result.verdict, result.passes) == (FAIL, False)
+        check = only(result, f"same_{key}")
+        assert (check.verdict, check.reason) == (FAIL, f"the reference's {key} is missing: run dvc repro")
+
+
+def test_every_key_of_the_identity_is_compared() -> None:
+    assert set(gate.IDENTITY) == set(IDENTITY)
+
+
+@pytest.mark.parametrize("measured", ["q8_0", None])
+def test_a_variant_measured_as_another_scheme_fails(measured: str | None) -> None:
+    variant = good() | {"scheme": measured}
+    measurements = {"identity": IDENTITY, "variants": {"v": variant}}
+    result = judge(measurements, ["v"], lambda name: LIMITS, "warn", {"v": "q4_0"})
+    assert (result.verdict, result.passes) == (FAIL, False)
+    check = only(result, "same_scheme")
+    assert check.verdict == FAIL
+    assert check.reason == f"it was measured as {measured}, params.yaml says q4_0: run dvc repro"
+    assert {c.verdict for c in result.checks if c.name != "same_scheme"} == {PASS}
+
+
+def test_a_variant_measured_as_its_scheme_passes() -> None:
+    measurements = {"identity": IDENTITY, "variants": {"v": good() | {"scheme": "q4_0"}}}
+    result = judge(measurements, ["v"], lambda name: LIMITS, "fail", {"v": "q4_0", "other": "q8_0"})
+    assert result.verdict == PASS
+    assert [check.name for check in result.checks] == [*CHECKS]
 
 
 def test_a_variant_without_identity_fails() -> None:
     variant = good()
     del variant["identity"]
-    assert judged(variant, inconclusive="warn").verdict == FAIL
-
-
-def test_a_reference_without_identity_compares_nothing_and_fails() -> None:
-    result = judge({"identity": {}, "variants": {"v": good()}}, ["v"], lambda name: LIMITS, "warn")
+    result = judged(variant, inconclusive="warn")
     assert result.verdict == FAIL
+    assert {check.name for check in result.checks} == {*CHECKS, *(f"same_{key}" for key in IDENTITY)}
+
+
+@pytest.mark.parametrize("found", [{"identity": {}}, {}, {"identity": None}])
+def test_a_reference_without_identity_compares_nothing_and_fails(found: dict[str, Any]) -> None:
+    result = judge({**found, "variants": {"v": good()}}, ["v"], lambda name: LIMITS, "warn")
+    assert result.verdict == FAIL
+    assert {c.name for c in result.checks if c.verdict == FAIL} == {f"same_{key}" for key in IDENTITY}
 
 
 def test_other_files_of_a_checkpoint_of_the_same_name_are_told_apart() -> None:
     """Names are equal, so the reason must show what is not."""
     variant = good()
     variant["identity"]["source"]["files"] = {"model.safetensors": "cd" * 32}
-    reason = only(judged(variant), "comparable").reason
+    reason = only(judged(variant), "same_source").reason
     expected, found = reason.split("expected ")[1].split(";")[0].split(", found ")
     assert expected != found
+    assert all(re.fullmatch(r"tiny \([0-9a-f]{12}…\)", shown) for shown in (expected, found))
 
 
 # JSON
@@ -295,7 +372,7 @@ def test_json_is_nested_by_variant_and_check() -> None:
     plain = result.as_json()
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
     assert (plain["verdict"], plain["passes"], plain["inconclusive"]) == (FAIL, False, "warn")
-    assert plain["variants"]["v"].keys() == {"comparable", *CHECKS}
+    assert plain["variants"]["v"].keys() == {"same_context", *CHECKS}
     assert plain["variants"]["absent"]["measured"]["verdict"] == FAIL
     kld = plain["variants"]["v"]["max_kld_mean"]
     assert {key: kld[key] for key in ("limit", "value", "low", "high", "verdict")} == {
@@ -311,9 +388,18 @@ def test_json_is_nested_by_variant_and_check() -> None:
 def test_json_holds_every_difference() -> None:
     variant = good()
     variant["identity"] |= {"context": 256, "windows": 39}
-    text = json.dumps(judged(variant).as_json())
-    assert "its context is not" in text
-    assert "its windows is not" in text
+    found = judged(variant).as_json()["variants"]["v"]
+    assert found.keys() == {"same_context", "same_windows", *CHECKS}
+    for key, (expected, other) in {name: SHOWN[name] for name in ("context", "windows")}.items():
+        assert found[f"same_{key}"] == {
+            "limit": None,
+            "value": None,
+            "low": None,
+            "high": None,
+            "verdict": FAIL,
+            "reason": f"its {key} is not the reference's: expected {expected}, found {other}; run dvc repro",
+            "windows_needed": None,
+        }
 
 
 @pytest.mark.parametrize("found", MISSING)

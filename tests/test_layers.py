@@ -52,6 +52,26 @@ def test_a_stage_shows_a_mistake_without_a_traceback(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("scheme: q4_0", "scheme: q4_1", "gguf has no scheme 'q4_1'; did you mean 'q4_0'?"),
+        ("format: gguf", "format: ggfu", "format 'ggfu' does not exist; did you mean 'gguf'?"),
+        ("revision: null", "revision: abc", "revision is 'abc', but assets/qwen3-tiny is a folder."),
+    ],
+)
+def test_fetch_refuses_what_later_stages_would(old: str, new: str, message: str, project: Path) -> None:
+    (project / "assets").symlink_to(ROOT / "assets")
+    params = (project / "params.yaml").read_text()
+    assert old in params
+    (project / "params.yaml").write_text(params.replace(old, new))
+    done = python("-m", "stages.fetch", cwd=project)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    assert not (project / "artifacts").exists()
+
+
 def test_a_stage_leaves_nothing_behind_when_it_fails(project: Path) -> None:
     assert python("-m", "stages.convert", "gguf-q4_0", cwd=project).returncode == 2
     assert [path for path in project.rglob("artifacts/**/*") if path.is_file() or "partial" in path.name] == []

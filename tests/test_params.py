@@ -194,11 +194,27 @@ def test_a_value_of_another_type_is_refused(where: str, value: object, message: 
         ("benchmark.prompt_lengths", [128, 0], "benchmark.prompt_lengths must be positive"),
         ("benchmark.decode", 0, "benchmark.decode must be positive"),
         ("benchmark.rounds", 0, "benchmark.rounds must be positive"),
+        ("evaluate.threads", -1, "threads must be 0 (one per physical core) or more."),
+        ("benchmark.threads", -8, "threads must be 0 (one per physical core) or more."),
+        ("gate.limits.default.min_same_top", 1.01, "min_same_top is a share from 0 to 1, found 1.01."),
+        ("gate.limits.default.min_same_top", 95, "min_same_top is a share from 0 to 1, found 95."),
+        ("gate.limits.default.min_same_top", -0.1, "min_same_top is a share from 0 to 1, found -0.1."),
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused(where: str, value: object, message: str, tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match=re.escape(f"params.yaml: {message}")):
         load_changed(tmp_path, put(where, value))
+
+
+@pytest.mark.parametrize("share", [0, 1, 0.5, None])
+def test_a_share_from_0_to_1_is_a_limit(share: float | None, tmp_path: Path) -> None:
+    params = load_changed(tmp_path, put("gate.limits.default.min_same_top", share))
+    assert params.gate.limits["default"].min_same_top == share
+
+
+def test_each_variant_has_a_scheme(tmp_path: Path) -> None:
+    params = load_changed(tmp_path, put("variants.b", {"format": "gguf", "scheme": "q8_0"}))
+    assert params.schemes == {"gguf-q4_0": "q4_0", "b": "q8_0"}
 
 
 def test_a_variant_by_name(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def dense_spec(config: dict[str, Any], *, qkv_bias: bool, qk_norm: bool) -> Mode
         raise CheckpointError(
             f"config.json: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}."
         )
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    head_dim = config["hidden_size"] // heads if config.get("head_dim") is None else config["head_dim"]
     if not _positive(head_dim):
         raise CheckpointError(f"config.json: head_dim must be a positive integer, found {head_dim!r}.")
     sizes = {
@@ -100,7 +100,7 @@ def rope(config: dict[str, Any]) -> Rope:
 
 
 def _positive(value: object) -> bool:
-    return isinstance(value, int) and value > 0
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _slides(config: dict[str, Any]) -> bool:

@@ -48,14 +48,16 @@ def _check(
     name: str, artifact: dict[str, Any], quality: dict[str, Any], timed: dict[str, Any], identity: dict[str, Any]
 ) -> None:
     """The figures of a variant are of the artifact that lies there, and of the reference's windows."""
-    for what, found in (("scored", quality["artifact"]), ("timed", timed.get("artifact", artifact["files"]))):
+    seen = {"scored": quality.get("artifact")} | ({"timed": timed.get("artifact")} if timed else {})
+    for what, found in seen.items():
         if found != artifact["files"]:
             raise MeasurementError(
                 f"{name}: the artifact that was {what} is not the one that lies there: expected {artifact['files']}, "
                 f"found {found}. Run dvc repro."
             )
-    if quality["identity"] != identity:
-        keys = [key for key in identity if quality["identity"].get(key) != identity[key]]
+    scored_on = quality.get("identity") or {}
+    keys = [key for key in {**identity, **scored_on} if scored_on.get(key) != identity.get(key)]
+    if keys:
         raise MeasurementError(f"{name} was scored on another {', '.join(keys)} than the reference. Run dvc repro.")
 
 

@@ -44,15 +44,6 @@ class Fake:
             buffer[: len(part)] = part  # a chunk is valid until the next one is asked for
             yield buffer[: len(part)]
 
-    def prefill(self, ids: np.ndarray) -> float:
-        raise NotImplementedError
-
-    def decode(self, n: int) -> float:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        pass
-
 
 def windows_of(count: int = COUNT, context: int = CONTEXT) -> Windows:
     ids = np.random.default_rng(5).integers(0, VOCAB, (count, context)).astype(np.int32)
@@ -176,9 +167,9 @@ def test_pieces_of_rows_do_not_change_scores(
 # What no working artifact has (CASES 21, 22, 23)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 4])
+@pytest.mark.parametrize("rows", [0, 1, 4, 5])  # 5 are scored, but the last position's are to be given too
 def test_too_few_rows_are_refused(rows: int, windows: Windows, reference: Reference, logits: np.ndarray) -> None:
-    with pytest.raises(MeasurementError, match=rf"window 0: {rows} tokens were scored, expected 5"):
+    with pytest.raises(MeasurementError, match=rf"window 0: the runtime gave logits of {rows} positions, expected 6\."):
         score(Fake(logits[:, :rows]), windows, reference)
 
 
@@ -186,7 +177,7 @@ def test_too_few_rows_are_refused(rows: int, windows: Windows, reference: Refere
 def test_too_many_rows_are_refused(chunk: int, windows: Windows, reference: Reference, logits: np.ndarray) -> None:
     """Positions from `start` on are context - start: more means that they may be of other positions."""
     more = np.concatenate([logits, logits[:, -1:]], axis=1)
-    with pytest.raises(MeasurementError, match=r"window 0: .* expected"):
+    with pytest.raises(MeasurementError, match=r"window 0: the runtime gave logits of 7 positions, expected 6\."):
         score(Fake(more, chunk), windows, reference)
 
 
@@ -225,13 +216,15 @@ def test_a_reference_that_predicts_nothing_may_be_matched(windows: Windows) -> N
     assert (found.kld == 0).all()
 
 
-@pytest.mark.parametrize("scale", [1.0, 5.0, 1e4])
+@pytest.mark.parametrize(("scale", "nats"), [(1.0, r"49\.64\d\d"), (5.0, r"246\.9\d{3}"), (1e4, r"49379\d\.\d{4}")])
 def test_a_perplexity_above_the_vocabulary_is_refused(
-    scale: float, windows: Windows, reference: Reference, logits: np.ndarray
+    scale: float, nats: str, windows: Windows, reference: Reference, logits: np.ndarray
 ) -> None:
     """`scale` 1e4: so wrong that exp of the loss is no float."""
     with pytest.raises(
-        MeasurementError, match=r"perplexity .* is above the vocabulary size 50; the reference has 2\.493"
+        MeasurementError,
+        match=rf"perplexity is above the vocabulary size 50: {nats} nats per token against ln 50 = 3\.9120; "
+        r"the reference has 0\.9135\.",
     ):
         score(Fake(-np.float32(scale) * logits), windows, reference)
 
@@ -272,8 +265,8 @@ def test_figures_equal_hand_computations(windows: Windows, reference: Reference,
     assert found["kld"]["p99_9"] == pytest.approx(np.quantile(scores.kld, 0.999), rel=1e-6)
     assert found["same_top"] == scores.same_top.mean()
     assert (found["windows"], found["scored_tokens"]) == (COUNT, COUNT * 5)
-    assert found["engine"]["name"] == "fake"
-    assert found["identity"] == {"text_sha256": "ab" * 32, "context": CONTEXT, "windows": COUNT}
+    assert found["engine"] == dataclasses.asdict(ENGINE)
+    assert "identity" not in found  # that is the artifact's, not the reference's
     json.dumps(found, allow_nan=False)
 
 
@@ -291,6 +284,26 @@ def test_intervals_are_over_windows(windows: Windows, reference: Reference, logi
     low, high = found["ppl_interval"]["low"], found["ppl_interval"]["high"]
     assert low < found["ppl"] < high
     assert math.sqrt(low * high) == pytest.approx(found["ppl"], rel=1e-9)
+
+
+def test_an_interval_ends_where_the_figure_does(windows: Windows, reference: Reference) -> None:
+    """Student's t knows no bounds: it would reach beyond a share of 1, and below a divergence of 0."""
+    shape = reference.logprob.shape
+    same_top, kld = np.ones(shape, np.bool_), np.zeros(shape, np.float32)
+    same_top[0, 0], kld[0] = False, 0.5
+    found = summarize(Scores(reference.logprob, kld, same_top), reference, windows, ENGINE)
+    shares, divergences = same_top.mean(axis=1), kld.mean(axis=1)
+    t = scipy.stats.t.ppf(0.975, COUNT - 1) / math.sqrt(COUNT)
+    assert shares.mean() + t * shares.std(ddof=1) > 1
+    assert divergences.mean() - t * divergences.std(ddof=1) < 0
+    assert found["same_top_interval"]["high"] == 1.0
+    assert found["same_top_interval"]["low"] == pytest.approx(shares.mean() - t * shares.std(ddof=1), rel=1e-6)
+    assert found["kld_interval"]["mean"]["low"] == 0.0
+    assert found["kld_interval"]["mean"]["high"] == pytest.approx(
+        divergences.mean() + t * divergences.std(ddof=1), rel=1e-6
+    )
+    never = summarize(Scores(reference.logprob, kld, ~same_top), reference, windows, ENGINE)
+    assert never["same_top_interval"]["low"] == 0.0
 
 
 def test_one_window_has_no_intervals_but_json() -> None:
@@ -338,7 +351,8 @@ def stored(source: Path, text: Windows, tmp_path_factory: pytest.TempPathFactory
 
 
 def test_the_reference_scored_against_itself_differs_by_nothing(source: Path, text: Windows, stored: Path) -> None:
-    with Checkpoint(source) as checkpoint, closing(TorchRuntime(checkpoint)) as runtime:
+    with Checkpoint(source) as checkpoint:
+        runtime = TorchRuntime(checkpoint)
         reference = load_reference(stored, checkpoint)
         scores = score(runtime, text, reference)
         found = summarize(scores, reference, text, runtime.engine)
@@ -348,6 +362,24 @@ def test_the_reference_scored_against_itself_differs_by_nothing(source: Path, te
     assert found["same_top"] == 1.0
     assert found["ppl"] == found["reference_ppl"]
     assert found["target_probability_rms"] == 0.0
+
+
+@pytest.mark.parametrize("vocab", [272, 5000])
+@pytest.mark.parametrize("rows", [1, 19, 20, 63, 64, 65, 100])
+def test_the_head_gives_a_row_the_same_bits_among_however_many(rows: int, vocab: int) -> None:
+    """BLAS takes another path for few rows: the reference stores one position less than a runtime gives."""
+    rng = np.random.default_rng(0)
+    head = Head(rng.standard_normal((vocab, 64)).astype(np.float32))
+    hidden = rng.standard_normal((130, 64)).astype(np.float32)
+    assert head.logits(hidden[:rows]).tobytes() == head.logits(hidden)[:rows].tobytes()
+    np.testing.assert_allclose(head.logits(hidden[:rows]), hidden[:rows] @ head.weight.T, rtol=1e-4, atol=1e-4)
+
+
+def test_the_reference_is_not_timed(source: Path) -> None:
+    with Checkpoint(source) as checkpoint:
+        runtime = TorchRuntime(checkpoint)
+    assert runtime.engine.device == "cpu"
+    assert not {"prefill", "decode"} & set(dir(runtime))
 
 
 def test_reference_logprobs_are_those_of_transformers(source: Path, text: Windows, stored: Path) -> None:

@@ -11,6 +11,7 @@ import scipy.stats
 
 from pipeline.metrics.stats import (
     bounds,
+    clipped,
     interval_json,
     mean_interval,
     median_interval,
@@ -71,6 +72,29 @@ def test_quantiles_of_t_are_those_of_scipy(p: float, freedom: int) -> None:
 @pytest.mark.parametrize("t", [0.0, 1e-6, 0.1, 0.7, 1.0, 2.5, 12.0, 300.0])
 def test_the_distribution_of_t_is_that_of_scipy(t: float, freedom: int) -> None:
     assert t_cdf(t, freedom) == pytest.approx(scipy.stats.t.cdf(t, freedom), abs=1e-10)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 7, 15, 39, 299, 10_000])
+def test_both_branches_of_the_distribution_of_t_are_those_of_scipy(freedom: int) -> None:
+    """They meet at t² = freedom; a distribution function never falls."""
+    edge = math.sqrt(freedom)
+    ts = sorted([*np.geomspace(1e-6, 1e4, 200), *(edge * (1 + step) for step in (-1e-3, -1e-9, 0.0, 1e-9, 1e-3))])
+    found = [t_cdf(float(t), freedom) for t in ts]
+    assert found == pytest.approx(scipy.stats.t.cdf(ts, freedom), rel=0, abs=1e-10)
+    assert all(later >= earlier for earlier, later in pairwise(found))
+
+
+@pytest.mark.parametrize("t", [1e-12, 1e-8, 1e-4, 0.3, 0.999, 1.0, 1.001, 5.0, 1e6])
+def test_one_degree_of_freedom_is_cauchy(t: float) -> None:
+    """scipy itself loses digits near 0 here: P(T <= t) is 1/2 + atan(t) / pi."""
+    assert t_cdf(t, 1) == pytest.approx(0.5 + math.atan(t) / math.pi, rel=0, abs=4e-16)
+
+
+def test_an_interval_is_clipped_to_what_can_be_reached() -> None:
+    assert clipped(Interval(0.9, 0.7, 1.1, 5), 0, 1) == Interval(0.9, 0.7, 1, 5)
+    assert clipped(Interval(0.1, -0.1, 0.3, 5), 0, math.inf) == Interval(0.1, 0, 0.3, 5)
+    assert clipped(Interval(0.5, 0.4, 0.6, 5), 0, 1) == Interval(0.5, 0.4, 0.6, 5)
+    assert clipped(Interval(0.5, -math.inf, math.inf, 1), 0, 1) == Interval(0.5, -math.inf, math.inf, 1)
 
 
 # Medians

@@ -23,8 +23,8 @@ VOCAB = 1000
 LENGTHS = [16, 8]
 
 
-def engine(threads: int) -> Engine:
-    return Engine("fake", "1", "none", "f16", "off", threads)
+def engine(threads: int, device: str = "cpu") -> Engine:
+    return Engine("fake", "1", "none", device, "f16", "off", threads)
 
 
 @dataclass
@@ -37,10 +37,11 @@ class Fake:
     prompts: list[np.ndarray] = field(default_factory=list)
     threads: int = 0
     vocab_size: int = VOCAB
+    device: str = "cpu"
 
     @property
     def engine(self) -> Engine:
-        return engine(self.threads)
+        return engine(self.threads, self.device)
 
     def score(self, ids: np.ndarray, start: int) -> Iterator[np.ndarray]:
         raise NotImplementedError
@@ -188,6 +189,15 @@ def test_a_disturbed_round_is_repeated_three_times_and_marked() -> None:
     calls = [kind for _, kind, _ in runtime.log]
     assert calls.count("decode") == 2 + 2 * (1 + timing.REPEATS)
     assert timing.REPEATS == 3
+
+
+def test_work_on_a_gpu_is_never_marked() -> None:
+    """It takes no CPU time, which therefore says nothing."""
+    runtime = Fake(slept, threads=2, device="gpu")
+    samples = measure({"a": runtime}, prompt_lengths=[8], decode=4, rounds=2)["a"]
+    assert samples.disturbed == {}
+    assert samples.seconds == {Task("prefill", 8): [0.004] * 2, Task("decode", 4, behind=8): [0.004] * 2}
+    assert [kind for _, kind, _ in runtime.log].count("decode") == 2 + 2  # nothing was repeated
 
 
 def test_work_on_one_core_of_two_is_disturbed() -> None:

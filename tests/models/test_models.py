@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +271,18 @@ def test_without_kv_heads_every_head_has_its_own() -> None:
 
 def test_null_kv_heads_are_no_kv_heads() -> None:
     assert spec_of(QWEN2_5_0_5B | {"num_key_value_heads": None}).n_kv_heads == 14
+
+
+@pytest.mark.parametrize("head_dim", [0, -1, "64", 64.0, True, [64]])
+@pytest.mark.parametrize("base", [QWEN2_5_0_5B, QWEN3_0_6B])
+def test_a_head_dim_that_is_no_positive_integer_is_refused(base: dict[str, Any], head_dim: object) -> None:
+    with pytest.raises(CheckpointError, match=re.escape(f"head_dim must be a positive integer, found {head_dim!r}.")):
+        spec_of(base | {"head_dim": head_dim})
+
+
+def test_a_width_below_the_heads_gives_no_head_dim() -> None:
+    with pytest.raises(CheckpointError, match=r"head_dim must be a positive integer, found 0\."):
+        spec_of(QWEN2_5_0_5B | {"hidden_size": 8})
 
 
 def test_qwen3_with_biases_is_refused() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import struct
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from pipeline import paths
+from pipeline.errors import MeasurementError
 from pipeline.files import write_json
 from pipeline.report.build import build
 from pipeline.report.markdown import decimals, effective, megabytes, ranged, render
@@ -33,10 +36,16 @@ ENGINE = {
     "name": "llama.cpp",
     "version": "b1",
     "instruction_set": "AVX2",
+    "device": "cpu",
     "kv_type": "f16",
     "flash_attention": "off",
     "threads": 2,
+    "batch": 2048,
+    "micro_batch": 512,
+    "mmap": True,
 }
+TIMING_ENGINE = {**ENGINE, "device": "gpu", "flash_attention": "auto", "threads": 4}
+TIMING = {"decode": 64, "rounds": 9, "device": "auto", "threads": 0, "flash_attention": "auto"}
 MACHINE = {
     "cpu": "A CPU",
     "architecture": "x86_64",
@@ -75,6 +84,7 @@ def variant(size: int, kld: float, ratio: float, prefill: float | None = 1000.0,
         "windows": 40,
         "scored_tokens": 40 * 255,
         "engine": ENGINE,
+        "timing_engine": {} if prefill is None else TIMING_ENGINE,
         "identity": IDENTITY,
         "prefill": speed,
         "decode": {} if prefill is None else {"64": rate(300.0)},
@@ -95,6 +105,7 @@ def measurements() -> dict[str, Any]:
         "identity": IDENTITY,
         "machine": MACHINE,
         "power_source": "mains",
+        "timing": TIMING,
         "variants": variants,
     }
 
@@ -147,7 +158,7 @@ def test_picks_answer_three_questions(measurements: dict[str, Any]) -> None:
     close, fast, small = picks(measurements["variants"])
     assert (close.question, close.variant) == ("smallest within 1 % of the reference's perplexity", "middle")
     assert close.why == "perplexity +0.60 % (+0.40 to +0.80)"
-    assert (fast.question, fast.variant) == ("fastest prefill within 3 % of it", "worse")
+    assert (fast.question, fast.variant) == ("fastest prefill within 3 % of the reference's perplexity", "worse")
     assert fast.why == "1500 tokens/s at 512 tokens; perplexity +2.02 % (+1.82 to +2.22)"
     assert (small.question, small.variant) == ("smallest of all", "small")
 
@@ -176,6 +187,33 @@ def test_one_window_bounds_nothing_and_so_qualifies_for_nothing() -> None:
     close, fast, small = picks({"a": one})
     assert (close.variant, fast.variant, small.variant) == (None, None, "a")
     assert small.why == "perplexity +0.00 % (one window: no interval)"
+
+
+@pytest.mark.parametrize(
+    ("rates", "alike"),
+    [
+        ((figure(1000.0, 10.0), figure(981.0, 10.0)), True),
+        ((figure(1000.0, 10.0), figure(980.0, 10.0)), True),  # they share a point
+        ((figure(1000.0, 10.0), figure(979.0, 10.0)), False),
+        ((figure(1000.0, 0.0), figure(1000.0, 0.0)), True),  # points are intervals too
+        ((figure(1000.0, 0.0), figure(999.0, 0.0)), False),
+        ((figure(1000.0, 10.0), figure(500.0, None)), True),  # an unbounded one says nothing
+        ((figure(1000.0, None), figure(500.0, 1.0)), True),
+    ],
+)
+def test_speeds_whose_intervals_overlap_are_not_told_apart(rates: tuple[dict[str, Any], ...], alike: bool) -> None:
+    variants = {"fast": variant(5, 0.1, 0.0), "other": variant(4, 0.1, 0.0), "far": variant(3, 0.1, 0.5, 1000.0)}
+    for name, found in zip(("fast", "other"), rates, strict=True):
+        variants[name]["prefill"]["512"] = rate(0.0) | found
+    pick = picks(variants)[1]
+    assert pick.variant == "fast"
+    why = "1000 tokens/s at 512 tokens; perplexity +0.00 % (-0.20 to +0.20)"
+    assert pick.why == (f"{why}; not told apart from other" if alike else why)  # and "far" is not asked for
+
+
+def test_every_variant_that_is_not_told_apart_is_named() -> None:
+    variants = {name: variant(5, 0.1, 0.0, speed) for name, speed in (("a", 995.0), ("b", 1000.0), ("c", 990.0))}
+    assert picks(variants)[1].why.endswith("; not told apart from a, c")
 
 
 def test_what_has_no_speed_is_not_the_fastest() -> None:
@@ -220,6 +258,21 @@ def test_the_table_holds_every_figure(measurements: dict[str, Any]) -> None:
     assert "255 tokens with at least 256 of context" in text
     for trace in ("{{", "}}", "{%", "None", "nan", "Undefined"):
         assert trace not in text
+
+
+def test_scoring_and_timing_are_said_with_their_engines(measurements: dict[str, Any]) -> None:
+    text = render(measurements, [*measurements["variants"]])
+    scored = "- Scored by llama.cpp: b1; AVX2; on cpu, 2 threads, KV cache f16, flash attention off."
+    timed = (
+        "- Timed by llama.cpp: b1; on gpu, 4 threads, KV cache f16, flash attention auto, "
+        "batch 2048 in parts of 512, mmap on."
+    )
+    assert [line for line in text.splitlines() if line.startswith(("- Scored by", "- Timed by"))] == [scored, timed]
+    assert "- Times are medians of 9 rounds of wall clock" in text
+    measurements["variants"]["big"]["timing_engine"] = TIMING_ENGINE | {"mmap": False}
+    assert "mmap off." in render(measurements, [*measurements["variants"]])
+    untimed = measurements | {"variants": {"a": variant(5, 0.1, 0.0, None)}}
+    assert "Timed by" not in render(untimed, ["a"])
 
 
 def test_every_row_of_a_measured_variant_is_as_long_as_the_header(measurements: dict[str, Any]) -> None:
@@ -341,16 +394,23 @@ def test_one_window_is_drawn_without_bars(measurements: dict[str, Any], tmp_path
 # Files from what the stages left
 
 
+FILES = {"model.gguf": "ef" * 32}
+
+
 def leave(root: Path, names: list[str]) -> None:
     """What the stages leave of variants, in the shapes of their JSON files."""
     write_json(root / paths.REFERENCE / "meta.json", {**IDENTITY, "engine": ENGINE})
-    write_json(root / paths.MACHINE, MACHINE)
     task = {"seconds": [0.5] * 7, "warm_up_seconds": [0.5, 0.5], "disturbed_rounds": [2]}
     tasks = {
         "prefill": {"128": {**task, "tokens_per_second": figure(256.0, 0.0)}},
         "decode": {"64": {**task, "tokens_per_second": figure(128.0, 0.0)}},
     }
-    speed = {"machine": MACHINE, "power_source": "mains", "settings": {}, "variants": dict.fromkeys(names, tasks)}
+    speed = {
+        "machine": MACHINE,
+        "power_source": "mains",
+        "settings": {"prompt_lengths": [128], **TIMING},
+        "variants": {name: {"artifact": FILES, "engine": TIMING_ENGINE, **tasks} for name in names},
+    }
     write_json(root / paths.SPEED, speed)
     kld = {"mean": 0.1, "median": 0.05, "p99": 0.5, "p99_9": 0.9}
     quality = {
@@ -368,12 +428,14 @@ def leave(root: Path, names: list[str]) -> None:
         "scored_tokens": 40 * 255,
         "engine": ENGINE,
         "identity": IDENTITY,
+        "artifact": FILES,
     }
     for i, name in enumerate(names):
         write_json(root / paths.quality(name), quality)
         artifact = {
             "format": "gguf",
             "scheme": "q4_0",
+            "files": FILES,
             "size_bytes": 5_000_000 + i,
             "bits_per_weight": 4.5,
             "effective_types": {"Q4_0": {"tensors": 5, "weights": 900}, "F32": {"tensors": 3, "weights": 100}},
@@ -406,6 +468,57 @@ def test_measurements_hold_no_lists(tmp_path: Path) -> None:
     assert a["prefill"]["128"] == {"value": 256.0, "low": 256.0, "high": 256.0, "rounds": 7, "disturbed_rounds": 1}
     assert found["reference"] == {"ppl": 80.0, "engine": ENGINE}
     assert found["identity"] == IDENTITY
+    assert (a["engine"], a["timing_engine"], a["identity"]) == (ENGINE, TIMING_ENGINE, IDENTITY)
+    assert (found["machine"], found["power_source"]) == (MACHINE, "mains")  # as speed.json says: no machine.json here
+    assert found["timing"] == TIMING  # prompt_lengths is a list
+    assert found.keys() == {"reference", "identity", "machine", "power_source", "timing", "variants"}
+    assert "artifact" not in a
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    found = json.loads(path.read_text())
+    change(found)
+    write_json(path, found)
+
+
+def test_the_machine_is_that_of_the_speeds(tmp_path: Path) -> None:
+    """machine.json may be of a later run: `dvc pull` brings speeds of another machine."""
+    leave(tmp_path, ["a"])
+    write_json(tmp_path / paths.MACHINE, MACHINE | {"cpu": "another"})
+    edit(tmp_path / paths.SPEED, lambda speed: speed.update(power_source="battery"))
+    found = gather(["a"], tmp_path)
+    assert (found["machine"], found["power_source"]) == (MACHINE, "battery")
+
+
+OTHER = {"model.gguf": "00" * 32}
+
+
+@pytest.mark.parametrize("what", ["scored", "timed"])
+def test_figures_of_another_artifact_are_refused(what: str, tmp_path: Path) -> None:
+    leave(tmp_path, ["a", "b"])
+    if what == "scored":
+        edit(tmp_path / paths.quality("b"), lambda quality: quality.update(artifact=OTHER))
+    else:
+        edit(tmp_path / paths.SPEED, lambda speed: speed["variants"]["b"].update(artifact=OTHER))
+    said = f"b: the artifact that was {what} is not the one that lies there: expected {FILES}, found {OTHER}."
+    with pytest.raises(MeasurementError, match=re.escape(said)):
+        gather(["a", "b"], tmp_path)
+    assert [*gather(["a"], tmp_path)["variants"]] == ["a"]  # only of what is asked for
+
+
+@pytest.mark.parametrize("key", IDENTITY)
+def test_figures_of_another_identity_are_refused_by_key(key: str, tmp_path: Path) -> None:
+    leave(tmp_path, ["a"])
+    edit(tmp_path / paths.quality("a"), lambda quality: quality["identity"].update({key: "other"}))
+    with pytest.raises(MeasurementError, match=f"a was scored on another {key} than the reference. Run dvc repro"):
+        gather(["a"], tmp_path)
+
+
+def test_every_key_of_another_identity_is_named(tmp_path: Path) -> None:
+    leave(tmp_path, ["a"])
+    edit(tmp_path / paths.quality("a"), lambda quality: quality["identity"].update(context=256, windows=39))
+    with pytest.raises(MeasurementError, match="a was scored on another context, windows than the reference"):
+        gather(["a"], tmp_path)
 
 
 def test_what_was_not_evaluated_is_left_out(tmp_path: Path) -> None:
@@ -420,6 +533,7 @@ def test_a_variant_that_was_not_timed_is_measured(tmp_path: Path) -> None:
     speed = json.loads((tmp_path / paths.SPEED).read_text())
     del speed["variants"]["b"]
     write_json(tmp_path / paths.SPEED, speed)
+    assert gather(["b"], tmp_path)["variants"]["b"]["timing_engine"] == {}
     build(["a", "b"], tmp_path)
     assert row_of((tmp_path / paths.PARETO_MD).read_text(), "b")[8:10] == ["not measured"] * 2
     rows = csv_rows(tmp_path)

@@ -165,6 +165,16 @@ def test_kinds_and_texts_of_every_id(tmp_path: Path) -> None:
     assert len(set(tokens)) == 272  # llama.cpp needs each token to have a text of its own
 
 
+def test_an_added_token_that_does_not_say_special_is_ordinary(tmp_path: Path) -> None:
+    content = tokenizer_json()
+    silent = added(265, "<tool_call>", False)
+    del silent["special"]
+    content["added_tokens"].append(silent)
+    tokens, kinds = write(tmp_path / "t", content).vocabulary(272)
+    assert (tokens[265], kinds[265]) == ("<tool_call>", Kind.USER_DEFINED)
+    assert kinds[260:263] == [Kind.CONTROL] * 3
+
+
 def test_the_vocabulary_may_end_at_the_last_row(tmp_path: Path) -> None:
     tokens, kinds = write(tmp_path / "t").vocabulary(263)
     assert (tokens[-1], kinds[-1]) == ("<|im_end|>", Kind.CONTROL)
@@ -297,7 +307,21 @@ def test_a_chat_template_in_its_own_file_goes_first(tmp_path: Path) -> None:
     assert tokenizer.chat_template == "{# é #}new"
 
 
+def test_a_chat_template_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    tokenizer = write(tmp_path / "t")
+    (tmp_path / "t" / "chat_template.jinja").write_bytes(b"{{ caf\xe9 }}")
+    with pytest.raises(TokenizerError, match=r"chat_template\.jinja is not UTF-8 at byte 6\. Fetch it again"):
+        _ = tokenizer.chat_template
+
+
 # Other tokenizers
+
+
+def test_what_the_library_cannot_read_is_refused(tmp_path: Path) -> None:
+    content = tokenizer_json()
+    content["model"]["merges"].append(["no", "token"])
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json: tokenizers cannot read it \(.*\)\. Fetch it again"):
+        write(tmp_path / "t", content).encode("the")
 
 
 @pytest.mark.parametrize("kind", ["WordPiece", "Unigram", "WordLevel"])

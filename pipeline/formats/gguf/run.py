@@ -21,30 +21,16 @@ KV_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}
 DEVICES = ("auto", "cpu")
 
 
-def open_runtime(
-    folder: Path,
-    artifact: Artifact,
-    *,
-    context: int,
-    threads: int = 0,
-    flash_attention: bool | None = False,
-    kv_type: str = "f16",
-    device: str = "auto",
-) -> GgufRuntime:
-    """The artifact of `folder`, loaded for up to `context` tokens. `flash_attention` None leaves it to llama.cpp."""
+def open_runtime(folder: Path, artifact: Artifact, **settings: Any) -> GgufRuntime:
+    """The artifact of `folder`, loaded; `settings` are GgufRuntime's."""
     (name,) = artifact.files
-    return GgufRuntime(
-        folder / name,
-        context=context,
-        threads=threads,
-        flash_attention=flash_attention,
-        kv_type=kv_type,
-        device=device,
-    )
+    return GgufRuntime(folder / name, **settings)
 
 
 class GgufRuntime:
-    """Runtime of one model and one context. Close it: the memory is llama.cpp's.
+    """Runtime of one model and one context of `context` tokens. Close it: the memory is llama.cpp's.
+
+    threads 0 takes one per physical core; flash_attention None leaves it to llama.cpp; device is auto or cpu.
 
     Raises:
         ParamsError: an unknown KV type or device, or a quantized KV cache without flash attention.

@@ -11,7 +11,8 @@ import pytest
 from support import Shape, write_checkpoint
 
 from pipeline.errors import ArtifactError, MeasurementError, ParamsError
-from pipeline.formats.gguf.run import BATCH, GgufRuntime, open_runtime
+from pipeline.formats.gguf.engine import cpu_features, device, llama
+from pipeline.formats.gguf.run import BATCH, MICRO_BATCH, GgufRuntime, open_runtime
 from pipeline.formats.gguf.write import write
 from pipeline.source.checkpoint import Checkpoint
 
@@ -50,8 +51,8 @@ def score(path: Path, ids: np.ndarray, start: int = 0, **settings: Any) -> np.nd
 def reference(source: Path, ids: np.ndarray) -> np.ndarray:
     from pipeline.torch_forward import TorchRuntime
 
-    with Checkpoint(source) as checkpoint, closing(TorchRuntime(checkpoint, threads=2)) as runtime:
-        (logits,) = runtime.score(ids, 0)
+    with Checkpoint(source) as checkpoint:
+        (logits,) = TorchRuntime(checkpoint, threads=2).score(ids, 0)
     return logits
 
 
@@ -158,6 +159,28 @@ def test_engine_says_what_a_score_depends_on(f32_file: Path) -> None:
         assert (engine.name, engine.kv_type, engine.flash_attention, engine.threads) == ("llama.cpp", "f16", said, 2)
         assert engine.version.startswith("llama-cpp-python 0.3.36, ggml ")
         assert engine.instruction_set
+        assert (engine.batch, engine.micro_batch, engine.mmap) == (BATCH, MICRO_BATCH, True)
+        assert engine.device == device()
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_the_device_is_what_the_build_has(built: bool, f32_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama(), "llama_supports_gpu_offload", lambda: built)
+    for asked, said in (("auto", "gpu" if built else "cpu"), ("cpu", "cpu")):
+        with closing(GgufRuntime(f32_file, context=16, threads=2, device=asked)) as runtime:
+            assert runtime.engine.device == said
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        "CPU : SSE3 = 1 | AVX = 1 | AVX2 = 0 | FMA = 1 | ",
+        "CUDA : ARCHS = 900 | USE_GRAPHS = 1 | CPU : SSE3 = 1 | AVX = 1 | AVX2 = 0 | FMA = 1 | ",
+        "SSE3 = 1 | AVX = 1 | AVX2 = 0 | FMA = 1 | ",
+    ],
+)
+def test_the_instruction_set_is_the_cpus(info: str) -> None:
+    assert cpu_features(info) == "SSE3 AVX FMA"
 
 
 def test_open_runtime_takes_the_artifacts_file(tmp_path: Path, ids: np.ndarray) -> None:
