@@ -27,7 +27,7 @@ def make_smollm(folder: Path, out: Path) -> Path:
     return out
 
 
-def doubled(checkpoint: Path, out: Path) -> Path:
+def doubled(checkpoint: Path, out: Path) -> None:
     """The checkpoint with every layer twice: of no use to a reader, of use to see what memory grows with."""
     from safetensors.torch import load_file, save_file
 
@@ -42,4 +42,3 @@ def doubled(checkpoint: Path, out: Path) -> Path:
     (out / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2 * layers}))
     for side in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         (out / side).write_bytes((checkpoint / side).read_bytes())
-    return out

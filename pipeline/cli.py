@@ -68,9 +68,13 @@ def schemes(json_file: str | None) -> None:
 @click.option("--out", required=True, type=FOLDER, help="A new folder.")
 def convert(checkpoint: Path, format_name: str, scheme: str, out: Path) -> None:
     """Make the artifact of one scheme of CHECKPOINT in a new folder."""
-    from pipeline import artifact, console_tables
+    from pipeline import artifact
+    from pipeline.report.markdown import effective, megabytes
 
-    console_tables.artifact(artifact.convert(checkpoint, format_name, scheme, out), out)
+    made = artifact.convert(checkpoint, format_name, scheme, out)
+    size, bits = megabytes(made.size_bytes), made.bits_per_weight
+    click.echo(f"{out}: {made.format} {made.scheme}, {size} MB, {bits:.2f} bits per weight")
+    click.echo(effective({name: entry.weights for name, entry in made.effective_types.items()}))
 
 
 @main.command()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -14,7 +13,6 @@ from rich.text import Text
 from pipeline.gate import FAIL, INCONCLUSIVE, PASS, Result
 from pipeline.report.markdown import decimals, effective, megabytes, ranged
 from pipeline.report.pareto import change
-from pipeline.types import Artifact
 
 COLORS = {PASS: "green", FAIL: "red", INCONCLUSIVE: "yellow"}
 
@@ -64,14 +62,6 @@ def schemes(listed: Sequence[Mapping[str, Any]]) -> None:
     for row in listed:
         _row(table, row["format"], row["scheme"], f"{row['bits_per_weight']:.2f}", row["runs_on"])
     _print(table, "", "Nominal bits: `quantgate inspect CHECKPOINT` shows what a checkpoint really gets.")
-
-
-def artifact(made: Artifact, out: Path) -> None:
-    types = effective({name: entry.weights for name, entry in made.effective_types.items()})
-    _print(
-        f"[bold]{escape(str(out))}[/bold]: {made.format} {made.scheme}, {megabytes(made.size_bytes)} MB, "
-        f"{made.bits_per_weight:.2f} bits per weight\n{types}"
-    )
 
 
 def quality(name: str, found: Mapping[str, Any]) -> None:

@@ -17,8 +17,8 @@ from pipeline.cores import usable_cores
 from pipeline.errors import ArtifactError, OutputError, QuantizationError, listed
 from pipeline.files import sha256
 from pipeline.formats import bits_per_weight, effective_types
-from pipeline.formats.gguf import engine, kernels
-from pipeline.formats.gguf.metadata import add_metadata
+from pipeline.formats.gguf import engine, header, kernels
+from pipeline.formats.gguf.metadata import metadata
 from pipeline.formats.gguf.names import gguf_name
 from pipeline.formats.gguf.plan import plan
 from pipeline.formats.gguf.schemes import GGML_TYPES, SCHEMES, Scheme
@@ -30,7 +30,6 @@ from pipeline.source.tokenizer import Tokenizer
 from pipeline.types import Artifact, ModelSpec, Planned
 
 FILE = "model.gguf"
-ALIGNMENT = 32  # GGUF's default
 BLOCK_WEIGHTS = 1 << 19  # of one job: 2 MB of float32 stay in a core's cache share
 
 BATCH_JOBS = 256
@@ -88,11 +87,7 @@ def check(checkpoint: Checkpoint, spec: ModelSpec) -> None:
     Raises:
         TokenizerError, CheckpointError: the first that it cannot.
     """
-    import gguf
-
-    add_metadata(
-        gguf.GGUFWriter(None, spec.model_type), spec, Tokenizer(checkpoint.path), checkpoint.config, SCHEMES["f32"], ""
-    )
+    metadata(spec, Tokenizer(checkpoint.path), checkpoint.config, SCHEMES["f32"], "")
 
 
 def _check_disk(folder: Path, needed: int) -> None:
@@ -107,30 +102,13 @@ def _write_header(
     path: Path, checkpoint: Checkpoint, spec: ModelSpec, scheme: Scheme, planned: list[Planned]
 ) -> tuple[list[_Place], int]:
     """Header and tensor table; returns where each tensor goes and the length of the whole file."""
-    import gguf
-    import numpy as np
-
-    writer = gguf.GGUFWriter(None, spec.model_type)
-    add_metadata(writer, spec, Tokenizer(checkpoint.path), checkpoint.config, scheme, checkpoint.path.resolve().name)
-    for p in planned:
-        kind = gguf.GGMLQuantizationType(GGML_TYPES[p.encoding])
-        writer.add_tensor_info(gguf_name(p.tensor), p.tensor.shape, np.dtype(np.float32), p.bytes, raw_dtype=kind)
-    try:
-        writer.write_header_to_file(path)
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-    finally:
-        writer.close()
-    offset = _aligned(path.stat().st_size)
-    places = []
-    for p in planned:
-        places.append(_Place(p, offset))
-        offset = _aligned(offset + p.bytes)
-    return places, offset
-
-
-def _aligned(offset: int) -> int:
-    return -(-offset // ALIGNMENT) * ALIGNMENT
+    name = checkpoint.path.resolve().name
+    pairs = metadata(spec, Tokenizer(checkpoint.path), checkpoint.config, scheme, name)
+    rows = [(gguf_name(p.tensor), p.tensor.shape, GGML_TYPES[p.encoding], p.bytes) for p in planned]
+    data = header.pack(pairs, rows)
+    path.write_bytes(data)
+    *begins, end = (len(data) + offset for offset in header.offsets(p.bytes for p in planned))
+    return [_Place(p, begin) for p, begin in zip(planned, begins, strict=True)], end
 
 
 @dataclass(frozen=True)
