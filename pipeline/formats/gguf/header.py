@@ -1,8 +1,7 @@
 """Header, key-value pairs and tensor table of a GGUF file as bytes.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, version 3, little-endian. Our own code, since
-gguf-py asks each of a vocabulary's 150,000 values for its type and takes a third of a small conversion; the tests read the
-file back with gguf-py.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, version 3, little-endian. Our own code: gguf-py asks
+each of a vocabulary's 150,000 values for its type, a third of a small conversion. The tests read the file with gguf-py.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def metadata(spec: ModelSpec, tokenizer: Tokenizer, config: dict[str, Any], sche
 
 
 def _rope(rope: Rope) -> list[Pair]:
-    """Rope keys; the attention factor is written relative to YaRN's own 0.1 ln(factor) + 1, config.json has the whole."""
+    """Rope keys; the attention factor is relative to YaRN's own 0.1 ln(factor) + 1, in config.json it is whole."""
     pairs = [("freq_base", float32(rope.theta))]
     if rope.scaling is None:
         return pairs
