@@ -9,8 +9,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from figures import hand_made
 
 ROOT = Path(__file__).parent.parent
 
@@ -48,3 +50,9 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
         yield
+
+
+@pytest.fixture
+def measurements() -> dict[str, Any]:
+    """measurements.json of four variants, made by hand."""
+    return hand_made()

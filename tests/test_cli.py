@@ -1,55 +1,26 @@
-"""The command line as a person uses it: tables, JSON, exit codes, and what is left when it is stopped."""
+"""The command line as a person uses it: tables, JSON, exit codes."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
-from support import Shape, config_of, tokenizer_json, write_checkpoint
+from click.testing import CliRunner
+from commands import refused, run, squeezed, succeeded
+from figures import IDENTITY
+from support import Shape, tokenizer_json, write_checkpoint
 
 from pipeline import evaluation
 from pipeline.cli import main
-from pipeline.console import BAD_INPUT, GATE_FAILED
+from pipeline.console import BAD_INPUT
 
 ROOT = Path(__file__).parent.parent
 TEXT = "In the beginning the heath there then held the thin inn. " * 40
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def succeeded(*arguments: object) -> Result:
-    result = run(*arguments)
-    assert result.exit_code == 0, result.output
-    return result
-
-
-def refused(*arguments: object) -> str:
-    """What a command that fails with exit code 2 says on standard error, without a traceback."""
-    result = run(*arguments)
-    assert isinstance(result.exception, SystemExit), repr(result.exception)
-    assert result.exit_code == BAD_INPUT == 2
-    assert "Traceback" not in result.output
-    assert result.stdout == ""
-    return result.stderr
-
-
-def squeezed(text: str) -> str:
-    """Without the line ends that a terminal of 80 columns puts in."""
-    return "".join(text.split())
 
 
 @pytest.fixture(scope="module")
@@ -374,212 +345,3 @@ def test_artifacts_of_one_name_are_refused(made: Path, tmp_path: Path) -> None:
 
 def test_benchmark_without_artifacts_is_a_usage_error() -> None:
     assert "Missing argument 'ARTIFACT...'" in refused("benchmark")
-
-
-# gate
-
-PARAMS = """
-checkpoint: tiny
-revision: null
-corpus: {name: sample, path: null, windows: 40, context: 512}
-variants:
-  a: {format: gguf, scheme: q8_0}
-evaluate: {}
-benchmark: {}
-gate:
-  inconclusive: fail
-  limits:
-    default: {max_ln_ppl_ratio: 0.04}
-"""
-
-
-IDENTITY = {
-    "source": {"name": "tiny", "revision": None, "files": {"model.safetensors": "ab" * 32}},
-    "corpus": "sample",
-    "text_sha256": "11" * 32,
-    "tokenizer_sha256": "22" * 32,
-    "ids_sha256": "33" * 32,
-    "context": 512,
-    "windows": 40,
-}
-
-
-def project(folder: Path, high: float, params: str = PARAMS) -> None:
-    a = {
-        "scheme": "q8_0",
-        "ln_ppl_ratio": {"value": high - 0.01, "low": high - 0.02, "high": high},
-        "windows": 40,
-        "identity": IDENTITY,
-    }
-    (folder / "params.yaml").write_text(params)
-    (folder / "reports").mkdir()
-    (folder / "reports" / "measurements.json").write_text(json.dumps({"identity": IDENTITY, "variants": {"a": a}}))
-
-
-@pytest.mark.parametrize(("high", "code", "verdict"), [(0.03, 0, "pass"), (0.05, 1, "inconclusive"), (0.07, 1, "fail")])
-def test_the_gate_exits_by_its_verdict(
-    high: float, code: int, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    project(tmp_path, high)
-    result = run("gate")
-    assert result.exit_code == code
-    assert GATE_FAILED == 1
-    ends = {"pass": "The gate passes.", "fail": "The gate fails.", "inconclusive": "The gate fails: inconclusive."}
-    assert result.stdout.splitlines()[-1] == ends[verdict]
-    assert max(len(line) for line in result.stdout.splitlines()) <= 80
-    found = json.loads((tmp_path / "reports" / "gate.json").read_text())
-    assert (found["verdict"], found["passes"]) == (verdict, code == 0)
-    assert found["variants"]["a"]["max_ln_ppl_ratio"]["limit"] == 0.04
-
-
-def test_the_gate_fails_on_a_variant_that_was_measured_as_another_scheme(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    project(tmp_path, 0.03, PARAMS.replace("scheme: q8_0", "scheme: q4_0"))
-    result = run("gate")
-    assert result.exit_code == GATE_FAILED
-    assert "fail a, same_scheme: it was measured as q8_0, params.yaml says q4_0: run dvc repro" in " ".join(
-        result.stdout.split()
-    )
-
-
-def test_the_gate_fails_on_a_variant_that_was_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    project(tmp_path, 0.03, PARAMS.replace("  a: {", "  b: {format: gguf, scheme: q4_0}\n  a: {"))
-    result = run("gate")
-    assert result.exit_code == 1, repr(result.exception)
-    assert "fail b, measured: it was not measured" in result.stdout
-    assert json.loads((tmp_path / "reports" / "gate.json").read_text())["verdict"] == "fail"
-
-
-def test_what_is_inconclusive_may_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    project(tmp_path, 0.05, PARAMS.replace("inconclusive: fail", "inconclusive: warn"))
-    assert succeeded("gate").stdout.splitlines()[-1] == "The gate passes: inconclusive."
-
-
-def test_limits_of_no_variant_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    project(tmp_path, 0.03, PARAMS + "    gone: {max_kld_mean: 0.1}\n")
-    assert succeeded("gate").stderr == "note: gate.limits names gone, which is no variant.\n"
-
-
-def test_the_gate_without_measurements_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert "params.yaml cannot be read" in refused("gate")
-    (tmp_path / "params.yaml").write_text(PARAMS)
-    assert "measurements.json cannot be read" in refused("gate")
-    assert not (tmp_path / "reports" / "gate.json").exists()
-
-
-@pytest.mark.parametrize("content", ["{}", "[]", '{"variants": {}}', '{"variants": {"a": {}}, "identity": {}}'])
-def test_the_gate_never_ends_in_a_traceback(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    project(tmp_path, 0.03)
-    (tmp_path / "reports" / "measurements.json").write_text(content)
-    result = run("gate")
-    assert isinstance(result.exception, SystemExit), repr(result.exception)
-    assert result.exit_code in {GATE_FAILED, BAD_INPUT}
-
-
-def test_a_report_without_stages_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "params.yaml").write_text(PARAMS)
-    assert "meta.json cannot be read" in refused("report")
-
-
-# Stopped half way (CASES 28)
-
-LARGE = Shape("qwen2", 20, hidden=1024, ff=4096, heads=16, kv_heads=16)
-MAIN = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from pipeline.cli import main; main()"
-
-
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """1.3 GB of zeros, as a sparse file that takes no room; the tokenizer is a real one."""
-    from pipeline.models import spec_of
-
-    folder = tmp_path_factory.mktemp("large") / "large"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config_of(LARGE)))
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(LARGE.vocab)))
-    header, offset = {}, 0
-    for tensor in spec_of(config_of(LARGE)).tensors:
-        end = offset + 4 * tensor.weights
-        header[tensor.name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [offset, end]}
-        offset = end
-    assert offset > 1e9
-    head = json.dumps(header).encode()
-    head += b" " * (-len(head) % 8)
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(head).to_bytes(8, "little") + head)
-        file.truncate(8 + len(head) + offset)
-    return folder
-
-
-@contextmanager
-def converting(source: Path, out: Path, scheme: str = "q4_k_m") -> Iterator[subprocess.Popen[str]]:
-    """`quantgate convert` in another process, once 20 MB of the 200 are in the temporary sibling."""
-    arguments = ["convert", str(source), "--format", "gguf", "--scheme", scheme, "--out", str(out)]
-    process = subprocess.Popen(
-        [sys.executable, "-c", MAIN, *arguments], cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-    )
-    try:
-        deadline = time.monotonic() + 60
-        partial = out.parent / f".{out.name}.partial" / "model.gguf"
-        while not partial.exists() or partial.stat().st_blocks * 512 < 2e7:
-            assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-@pytest.mark.slow
-def test_what_a_killed_conversion_left_is_removed_at_the_next_start(large: Path, source: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with converting(large, out) as process:
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-    assert {file.name for file in tmp_path.iterdir()} == {".out.partial"}
-    succeeded("convert", source, "--format", "gguf", "--scheme", "q8_0", "--out", out)
-    assert {file.name for file in tmp_path.iterdir()} == {"out"}
-    assert {file.name for file in out.iterdir()} == {"model.gguf", "artifact.json"}
-    assert (out / "model.gguf").stat().st_size < 1e7  # nothing of the large one
-
-
-@pytest.mark.slow
-def test_a_conversion_that_fails_removes_what_a_killed_one_left(large: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with converting(large, out) as process:
-        process.kill()
-        process.wait()
-    bad = write_checkpoint(tmp_path / "bad")
-    (bad / "model.safetensors").unlink()
-    said = refused("convert", bad, "--format", "gguf", "--scheme", "q8_0", "--out", out)
-    assert "holds neither model.safetensors" in said
-    assert not out.exists()
-    write_checkpoint(bad, config={"rope_theta": 5e5}, change=lambda tensors: tensors.update(extra=np.zeros(2)))
-    assert "extra" in refused("convert", bad, "--format", "gguf", "--scheme", "q8_0", "--out", out)
-    assert {file.name for file in tmp_path.iterdir()} == {"bad"}
-
-
-@pytest.mark.slow
-def test_ctrl_c_leaves_nothing(large: Path, tmp_path: Path) -> None:
-    with converting(large, tmp_path / "out") as process:
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=20)
-        assert process.returncode == 1
-    assert said.strip() == "Aborted!"
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_two_conversions_into_one_folder_do_not_mix(large: Path, source: Path, tmp_path: Path) -> None:
-    with converting(large, tmp_path / "out"):
-        said = refused("convert", source, "--format", "gguf", "--scheme", "q8_0", "--out", tmp_path / "out")
-    assert "is being written by another run" in said.replace("\n", " ")

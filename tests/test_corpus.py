@@ -106,7 +106,7 @@ def test_span_bytes_are_the_utf8_length_of_the_decoded_targets(tiny: Path) -> No
     assert windows.span_bytes.dtype == np.int64
 
 
-# CASES 24
+# Texts that are too short
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_an_empty_text_is_refused(tokenizer: Tokenizer, text: Path) -> None:
         cut("file", text, tokenizer, SPEC, 8, None)
 
 
-# CASES 15: bytes
+# Bytes and line ends
 
 
 @pytest.mark.parametrize(

@@ -9,20 +9,12 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
+from figures import IDENTITY
 
 from pipeline import gate
 from pipeline.gate import CHECKS, FAIL, INCONCLUSIVE, PASS, Check, Result, judge
 from pipeline.types import Limits
 
-IDENTITY = {
-    "source": {"name": "tiny", "revision": None, "files": {"model.safetensors": "ab" * 32}},
-    "corpus": "sample",
-    "text_sha256": "11" * 32,
-    "tokenizer_sha256": "22" * 32,
-    "ids_sha256": "33" * 32,
-    "context": 512,
-    "windows": 40,
-}
 LIMITS = Limits(max_ln_ppl_ratio=0.04, max_kld_mean=0.06, min_same_top=0.83)
 
 

@@ -164,7 +164,7 @@ def test_pieces_of_rows_do_not_change_scores(
     assert same(score(Fake(logits), windows, reference), whole)
 
 
-# What no working artifact has (CASES 21, 22, 23)
+# What no working artifact has (llama.cpp#28879, sglang#38363, T-MAC#70)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 4, 5])  # 5 are scored, but the last position's are to be given too

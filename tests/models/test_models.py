@@ -135,7 +135,7 @@ def test_the_embedded_checkpoint_has_these_weights(tiny: Path) -> None:
     assert sum(math.prod(entry["shape"]) for entry in header.values()) == 6_819_840
 
 
-# CASES 7: rope
+# Rope scaling in its three spellings (llama.cpp#13322, #10698)
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 32768, "attention_factor": 1.2, "beta_fast": 32.0}
 

@@ -103,7 +103,7 @@ def test_the_embedded_checkpoint_is_whole(tiny: Path) -> None:
         assert len(checkpoint.tensors) == 68
 
 
-# CASES 2: a tied head
+# A tied head (llama.cpp#6578)
 
 
 def equal_head(tensors: dict[str, np.ndarray]) -> None:
@@ -146,7 +146,7 @@ def test_an_untied_checkpoint_needs_its_head(tmp_path: Path) -> None:
     assert "lm_head.weight: missing, expected [272, 64]" in problems_of(path)
 
 
-# CASES 4: names and shapes
+# Names and shapes (unsloth#6754)
 
 
 def test_every_unknown_missing_and_misshapen_tensor_is_in_one_error(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_every_unknown_missing_and_misshapen_tensor_is_in_one_error(tmp_path: Pa
     assert str(tmp_path / "c") in lines[0]
 
 
-# CASES 5 and 6: sources that are quantized
+# Sources that are quantized (llama.cpp#7505, #23758, #11991)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from pipeline.errors import CheckpointError
 from pipeline.models import spec_of
 from pipeline.source.checkpoint import Checkpoint
 
-# CASES 3: shards
+# Shards and their index
 
 
 @pytest.mark.parametrize("shards", [2, 5])

@@ -35,7 +35,7 @@ def added(i: int, content: str, special: bool) -> dict[str, Any]:
     return {"id": i, "content": content, "special": special, **flags}
 
 
-# CASES 11
+# tokenizer.json alone (llama.cpp#9673)
 
 
 def test_tokenizer_json_alone_is_enough(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_padding_saved_by_training_adds_no_token(tmp_path: Path) -> None:
     assert write(tmp_path / "t", content).encode("the").tolist() == [THE]
 
 
-# CASES 12
+# The pre-tokenizer by its regex (llama.cpp#9927, #22700)
 
 
 def test_one_more_added_token_is_still_qwen2(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_another_kind_of_split_is_refused(steps: dict[str, Any] | None, tmp_path
         pre_tokenizer(write(tmp_path / "t", content))
 
 
-# CASES 13
+# More embedding rows than tokens (llama.cpp#6938, #4331)
 
 
 def test_kinds_and_texts_of_every_id(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_token_beyond_the_embedding_is_an_error(rows: int, message: str, tmp_p
         tokenizer.byte_lengths(rows)
 
 
-# CASES 14
+# No BOS (llama.cpp#7898)
 
 
 def test_without_a_bos_none_is_made_up(tmp_path: Path) -> None:

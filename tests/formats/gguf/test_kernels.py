@@ -1,4 +1,4 @@
-"""ggml's kernels through ctypes: block sizes, bytes, awkward blocks (CASES 18), and what is refused."""
+"""ggml's kernels through ctypes: block sizes, bytes, awkward blocks, and what is refused."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def thin(model_type: str, layers: int, **sizes: Any) -> dict[str, Any]:
 
 
 def test_qwen25_05b_q4_k_m_falls_back_on_all_but_ffn_down() -> None:
-    """CASES 16."""
+    """llama.cpp#6614, #28474."""
     for p in planned(QWEN25_05B, "q4_k_m"):
         role, layer, kind = p.tensor.role, p.tensor.layer, p.encoding.name
         if len(p.tensor.shape) == 1:

@@ -134,7 +134,7 @@ YARN: dict[str, Any] = {"factor": 4.0, "original_max_position_embeddings": 512}
     ids=["type", "rope_type", "rope_parameters"],
 )
 def test_yarn_gives_the_same_keys_however_it_is_written(config: dict[str, Any], tmp_path: Path) -> None:
-    """CASES 7."""
+    """llama.cpp#13322."""
     found = metadata(convert(write_checkpoint(tmp_path / "c", config=config), "q8_0", tmp_path / "out")[0])
     assert {key: value for key, value in found.items() if key.startswith("qwen2.rope.")} == {
         "qwen2.rope.freq_base": 1e6,
@@ -222,7 +222,7 @@ def test_progress_reaches_all_weights(tmp_path: Path) -> None:
 
 
 def test_a_tied_head_is_absent_and_the_file_runs(tmp_path: Path) -> None:
-    """CASES 2."""
+    """llama.cpp#6578."""
     path, _ = convert(write_checkpoint(tmp_path / "c", Shape(layers=24)), "q8_0", tmp_path / "out")
     assert "output.weight" not in oracle.tensors(path)
     with closing(GgufRuntime(path, context=64, threads=1)) as runtime:
@@ -252,7 +252,7 @@ def test_another_head_beside_a_tied_embedding_is_refused(tmp_path: Path) -> None
 
 
 def test_shards_and_a_single_file_give_the_same_bytes(tmp_path: Path) -> None:
-    """CASES 3."""
+    """However the source is cut."""
     single, _ = convert(write_checkpoint(tmp_path / "a" / "c"), "q4_k_m", tmp_path / "a" / "out")
     sharded = write_checkpoint(tmp_path / "b" / "c", shards=3)
     assert len(list(sharded.glob("*.safetensors"))) == 3
@@ -268,7 +268,7 @@ def test_converting_twice_gives_the_same_bytes(scheme: str, tmp_path: Path) -> N
 
 
 def test_a_path_with_spaces_and_other_letters(tmp_path: Path) -> None:
-    """CASES 29."""
+    """As on a person's disk."""
     plain, _ = convert(write_checkpoint(tmp_path / "c"), "q8_0", tmp_path / "out")
     source = write_checkpoint(tmp_path / "weiß ist 白" / "Qwén my model")
     path, _ = convert(source, "q8_0", tmp_path / "où ça" / "im Ordner")

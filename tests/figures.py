@@ -1,0 +1,100 @@
+"""Measurements made by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+IDENTITY = {
+    "source": {"name": "tiny", "revision": None, "files": {"model.safetensors": "ab" * 32}},
+    "corpus": "sample",
+    "text_sha256": "11" * 32,
+    "tokenizer_sha256": "22" * 32,
+    "ids_sha256": "33" * 32,
+    "context": 512,
+    "windows": 40,
+}
+ENGINE = {
+    "name": "llama.cpp",
+    "version": "b1",
+    "instruction_set": "AVX2",
+    "device": "cpu",
+    "kv_type": "f16",
+    "flash_attention": "off",
+    "threads": 2,
+    "batch": 2048,
+    "micro_batch": 512,
+    "mmap": True,
+}
+TIMING_ENGINE = {**ENGINE, "device": "gpu", "flash_attention": "auto", "threads": 4}
+TIMING = {"decode": 64, "rounds": 9, "device": "auto", "threads": 0, "flash_attention": "auto"}
+MACHINE = {
+    "cpu": "A CPU",
+    "architecture": "x86_64",
+    "instruction_set": "avx2",
+    "physical_cores": 2,
+    "logical_cores": 4,
+    "memory_gib": 23.5,
+    "os": "Linux 6",
+}
+
+
+def figure(value: float, spread: float | None) -> dict[str, float | None]:
+    if spread is None:
+        return {"value": value, "low": None, "high": None}
+    return {"value": value, "low": value - spread, "high": value + spread}
+
+
+def rate(value: float, disturbed: int = 0) -> dict[str, Any]:
+    return {**figure(value, 10.0), "rounds": 7, "disturbed_rounds": disturbed}
+
+
+def variant(size: int, kld: float, ratio: float, prefill: float | None = 1000.0, **other: Any) -> dict[str, Any]:
+    speed = {} if prefill is None else {"128": rate(prefill / 2), "512": rate(prefill)}
+    return {
+        "format": "gguf",
+        "scheme": "q4_0",
+        "size_bytes": size,
+        "bits_per_weight": 4.5,
+        "effective_types": {"Q4_0": 900, "Q6_K": 98, "F32": 2},
+        "ppl": figure(80.5, 5.0),
+        "ln_ppl_ratio": figure(ratio, 0.002),
+        "kld": {name: figure(kld, kld / 10) for name in ("mean", "median", "p99", "p99_9")} | {"max": {"value": 9.0}},
+        "same_top": figure(0.9, 0.01),
+        "target_probability_rms": 0.02,
+        "bits_per_byte": 2.01234,
+        "windows": 40,
+        "scored_tokens": 40 * 255,
+        "engine": ENGINE,
+        "timing_engine": {} if prefill is None else TIMING_ENGINE,
+        "identity": IDENTITY,
+        "prefill": speed,
+        "decode": {} if prefill is None else {"64": rate(300.0)},
+        **other,
+    }
+
+
+def hand_made() -> dict[str, Any]:
+    variants = {
+        "big": variant(8_000_000, 0.001, 0.001, 900.0),
+        "middle": variant(6_000_000, 0.01, 0.006, 1100.0),
+        "worse": variant(6_500_000, 0.02, 0.02, 1500.0),
+        "small": variant(4_000_000, 0.1, 0.06, 2000.0),
+    }
+    return {
+        "reference": {"ppl": 80.0, "engine": {**ENGINE, "name": "transformers", "version": "transformers 5"}},
+        "identity": IDENTITY,
+        "machine": MACHINE,
+        "power_source": "mains",
+        "timing": TIMING,
+        "variants": variants,
+    }
+
+
+def row_of(text: str, name: str) -> list[str]:
+    """Cells of the table's row of a variant, bold or not."""
+    (line,) = [
+        line
+        for line in text.splitlines()
+        if line.startswith((f"| {name} |", f"| **{name}** |")) and line.split(" | ")[0].strip("| *") == name
+    ]
+    return [cell.strip() for cell in line.strip("|").split("|")]

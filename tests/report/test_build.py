@@ -1,0 +1,178 @@
+"""measurements.json and the other files, from what the stages left."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from figures import ENGINE, IDENTITY, MACHINE, TIMING, TIMING_ENGINE, figure, row_of
+
+from pipeline import paths
+from pipeline.errors import MeasurementError
+from pipeline.files import write_json
+from pipeline.report.build import build
+from pipeline.report.measurements import gather
+
+# Files from what the stages left
+
+
+FILES = {"model.gguf": "ef" * 32}
+
+
+def leave(root: Path, names: list[str]) -> None:
+    """What the stages leave of variants, in the shapes of their JSON files."""
+    write_json(root / paths.REFERENCE / "meta.json", {**IDENTITY, "engine": ENGINE})
+    task = {"seconds": [0.5] * 7, "warm_up_seconds": [0.5, 0.5], "disturbed_rounds": [2]}
+    tasks = {
+        "prefill": {"128": {**task, "tokens_per_second": figure(256.0, 0.0)}},
+        "decode": {"64": {**task, "tokens_per_second": figure(128.0, 0.0)}},
+    }
+    speed = {
+        "machine": MACHINE,
+        "power_source": "mains",
+        "settings": {"prompt_lengths": [128], **TIMING},
+        "variants": {name: {"artifact": FILES, "engine": TIMING_ENGINE, **tasks} for name in names},
+    }
+    write_json(root / paths.SPEED, speed)
+    kld = {"mean": 0.1, "median": 0.05, "p99": 0.5, "p99_9": 0.9}
+    quality = {
+        "ppl": 81.0,
+        "ppl_interval": {"low": 75.0, "high": 88.0},
+        "reference_ppl": 80.0,
+        "ln_ppl_ratio": figure(0.01, 0.002),
+        "kld": kld | {"max": 2.0},
+        "kld_interval": {name: {"low": value / 2, "high": value * 2} for name, value in kld.items()},
+        "same_top": 0.9,
+        "same_top_interval": {"low": 0.88, "high": 0.92},
+        "target_probability_rms": 0.02,
+        "bits_per_byte": 2.0,
+        "windows": 40,
+        "scored_tokens": 40 * 255,
+        "engine": ENGINE,
+        "identity": IDENTITY,
+        "artifact": FILES,
+    }
+    for i, name in enumerate(names):
+        write_json(root / paths.quality(name), quality)
+        artifact = {
+            "format": "gguf",
+            "scheme": "q4_0",
+            "files": FILES,
+            "size_bytes": 5_000_000 + i,
+            "bits_per_weight": 4.5,
+            "effective_types": {"Q4_0": {"tensors": 5, "weights": 900}, "F32": {"tensors": 3, "weights": 100}},
+        }
+        write_json(root / paths.variant(name) / "artifact.json", artifact)
+
+
+def csv_rows(root: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((root / paths.PARETO_CSV).read_text().splitlines()))
+
+
+def lists_in(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [found for item in value.values() for found in lists_in(item)]
+    return [value] if isinstance(value, list | tuple) else []
+
+
+def test_measurements_hold_no_lists(tmp_path: Path) -> None:
+    """DVC does not show lists in metrics."""
+    leave(tmp_path, ["a", "b"])
+    found = gather(["a", "b"], tmp_path)
+    assert lists_in(found) == []
+    json.dumps(found, allow_nan=False)
+    a = found["variants"]["a"]
+    assert a["kld"]["mean"] == {"value": 0.1, "low": 0.05, "high": 0.2}
+    assert a["kld"]["max"] == {"value": 2.0}
+    assert a["ppl"] == {"value": 81.0, "low": 75.0, "high": 88.0}
+    assert a["same_top"] == {"value": 0.9, "low": 0.88, "high": 0.92}
+    assert a["effective_types"] == {"Q4_0": 900, "F32": 100}
+    assert a["prefill"]["128"] == {"value": 256.0, "low": 256.0, "high": 256.0, "rounds": 7, "disturbed_rounds": 1}
+    assert found["reference"] == {"ppl": 80.0, "engine": ENGINE}
+    assert found["identity"] == IDENTITY
+    assert (a["engine"], a["timing_engine"], a["identity"]) == (ENGINE, TIMING_ENGINE, IDENTITY)
+    assert (found["machine"], found["power_source"]) == (MACHINE, "mains")  # as speed.json says: no machine.json here
+    assert found["timing"] == TIMING  # prompt_lengths is a list
+    assert found.keys() == {"reference", "identity", "machine", "power_source", "timing", "variants"}
+    assert "artifact" not in a
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    found = json.loads(path.read_text())
+    change(found)
+    write_json(path, found)
+
+
+def test_the_machine_is_that_of_the_speeds(tmp_path: Path) -> None:
+    """machine.json may be of a later run: `dvc pull` brings speeds of another machine."""
+    leave(tmp_path, ["a"])
+    write_json(tmp_path / paths.MACHINE, MACHINE | {"cpu": "another"})
+    edit(tmp_path / paths.SPEED, lambda speed: speed.update(power_source="battery"))
+    found = gather(["a"], tmp_path)
+    assert (found["machine"], found["power_source"]) == (MACHINE, "battery")
+
+
+OTHER = {"model.gguf": "00" * 32}
+
+
+@pytest.mark.parametrize("what", ["scored", "timed"])
+def test_figures_of_another_artifact_are_refused(what: str, tmp_path: Path) -> None:
+    leave(tmp_path, ["a", "b"])
+    if what == "scored":
+        edit(tmp_path / paths.quality("b"), lambda quality: quality.update(artifact=OTHER))
+    else:
+        edit(tmp_path / paths.SPEED, lambda speed: speed["variants"]["b"].update(artifact=OTHER))
+    said = f"b: the artifact that was {what} is not the one that lies there: expected {FILES}, found {OTHER}."
+    with pytest.raises(MeasurementError, match=re.escape(said)):
+        gather(["a", "b"], tmp_path)
+    assert [*gather(["a"], tmp_path)["variants"]] == ["a"]  # only of what is asked for
+
+
+@pytest.mark.parametrize("key", IDENTITY)
+def test_figures_of_another_identity_are_refused_by_key(key: str, tmp_path: Path) -> None:
+    leave(tmp_path, ["a"])
+    edit(tmp_path / paths.quality("a"), lambda quality: quality["identity"].update({key: "other"}))
+    with pytest.raises(MeasurementError, match=f"a was scored on another {key} than the reference. Run dvc repro"):
+        gather(["a"], tmp_path)
+
+
+def test_every_key_of_another_identity_is_named(tmp_path: Path) -> None:
+    leave(tmp_path, ["a"])
+    edit(tmp_path / paths.quality("a"), lambda quality: quality["identity"].update(context=256, windows=39))
+    with pytest.raises(MeasurementError, match="a was scored on another context, windows than the reference"):
+        gather(["a"], tmp_path)
+
+
+def test_what_was_not_evaluated_is_left_out(tmp_path: Path) -> None:
+    leave(tmp_path, ["a"])
+    assert [*gather(["a", "b"], tmp_path)["variants"]] == ["a"]
+    leave(tmp_path, ["a", "unasked"])
+    assert [*gather(["a"], tmp_path)["variants"]] == ["a"]
+
+
+def test_a_variant_that_was_not_timed_is_measured(tmp_path: Path) -> None:
+    leave(tmp_path, ["a", "b"])
+    speed = json.loads((tmp_path / paths.SPEED).read_text())
+    del speed["variants"]["b"]
+    write_json(tmp_path / paths.SPEED, speed)
+    assert gather(["b"], tmp_path)["variants"]["b"]["timing_engine"] == {}
+    build(["a", "b"], tmp_path)
+    assert row_of((tmp_path / paths.PARETO_MD).read_text(), "b")[8:10] == ["not measured"] * 2
+    rows = csv_rows(tmp_path)
+    assert [row["prefill_tokens_per_second"] for row in rows] == ["256.0", ""]
+
+
+def test_the_same_measurements_give_the_same_bytes(tmp_path: Path) -> None:
+    files = (paths.MEASUREMENTS, paths.PARETO_MD, paths.PARETO_PNG, paths.PARETO_CSV)
+    leave(tmp_path, ["a", "b"])
+    build(["a", "b", "absent"], tmp_path)
+    first = [(tmp_path / file).read_bytes() for file in files]
+    assert {file.name for file in (tmp_path / paths.REPORTS).iterdir()} == {file.name for file in files}
+    build(["a", "b", "absent"], tmp_path)
+    assert [(tmp_path / file).read_bytes() for file in files] == first
+    assert [row["variant"] for row in csv_rows(tmp_path)] == ["a", "b"]

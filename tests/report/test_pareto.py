@@ -1,0 +1,120 @@
+"""The front and the picks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from figures import figure, rate, variant
+
+from pipeline.report.pareto import front, picks, prompt_length
+
+# The front
+
+
+def points(**of: tuple[int, float]) -> dict[str, dict[str, Any]]:
+    return {name: {"size_bytes": size, "kld": {"mean": {"value": kld}}} for name, (size, kld) in of.items()}
+
+
+@pytest.mark.parametrize(
+    ("variants", "expected"),
+    [
+        (points(a=(3, 0.1), b=(2, 0.2), c=(1, 0.3)), ["a", "b", "c"]),
+        (points(c=(1, 0.3), a=(3, 0.1), b=(2, 0.2)), ["a", "b", "c"]),  # the largest first
+        (points(a=(3, 0.1), b=(3, 0.2)), ["a"]),
+        (points(a=(3, 0.1), b=(2, 0.1)), ["b"]),
+        (points(a=(3, 0.1), b=(4, 0.2), c=(2, 0.3)), ["a", "c"]),
+        (points(a=(2, 0.1), b=(2, 0.1), c=(3, 0.1)), ["a", "b"]),  # ties are kept
+        (points(a=(2, 0.1)), ["a"]),
+        ({}, []),
+    ],
+)
+def test_what_another_beats_in_both_is_not_on_the_front(
+    variants: dict[str, dict[str, Any]], expected: list[str]
+) -> None:
+    assert front(variants) == expected
+
+
+# Picks
+
+
+def test_picks_answer_three_questions(measurements: dict[str, Any]) -> None:
+    close, fast, small = picks(measurements["variants"])
+    assert (close.question, close.variant) == ("smallest within 1 % of the reference's perplexity", "middle")
+    assert close.why == "perplexity +0.60 % (+0.40 to +0.80)"
+    assert (fast.question, fast.variant) == ("fastest prefill within 3 % of the reference's perplexity", "worse")
+    assert fast.why == "1500 tokens/s at 512 tokens; perplexity +2.02 % (+1.82 to +2.22)"
+    assert (small.question, small.variant) == ("smallest of all", "small")
+
+
+@pytest.mark.parametrize(("high", "variant_name"), [(math.log1p(0.01), "small"), (math.log1p(0.01) + 1e-9, "big")])
+def test_within_means_the_whole_interval(high: float, variant_name: str) -> None:
+    variants = {"big": variant(9, 0.1, 0.0), "small": variant(5, 0.1, 0.0)}
+    variants["small"]["ln_ppl_ratio"] = {"value": 0.001, "low": -0.01, "high": high}
+    assert picks(variants)[0].variant == variant_name
+
+
+def test_no_pick_where_nothing_qualifies() -> None:
+    close, fast, small = picks({"a": variant(5, 0.1, 0.5), "b": variant(4, 0.2, 0.7)})
+    assert (close.variant, close.why) == (None, "no variant is surely within 1 %")
+    assert (fast.variant, fast.why) == (None, "no variant with a measured prefill is surely within 3 %")
+    assert small.variant == "b"
+
+
+def test_no_pick_where_nothing_was_measured() -> None:
+    assert [(pick.variant, bool(pick.why)) for pick in picks({})] == [(None, True)] * 3
+
+
+def test_one_window_bounds_nothing_and_so_qualifies_for_nothing() -> None:
+    one = variant(5, 0.1, 0.0)
+    one["ln_ppl_ratio"] = figure(0.0, None)
+    close, fast, small = picks({"a": one})
+    assert (close.variant, fast.variant, small.variant) == (None, None, "a")
+    assert small.why == "perplexity +0.00 % (one window: no interval)"
+
+
+@pytest.mark.parametrize(
+    ("rates", "alike"),
+    [
+        ((figure(1000.0, 10.0), figure(981.0, 10.0)), True),
+        ((figure(1000.0, 10.0), figure(980.0, 10.0)), True),  # they share a point
+        ((figure(1000.0, 10.0), figure(979.0, 10.0)), False),
+        ((figure(1000.0, 0.0), figure(1000.0, 0.0)), True),  # points are intervals too
+        ((figure(1000.0, 0.0), figure(999.0, 0.0)), False),
+        ((figure(1000.0, 10.0), figure(500.0, None)), True),  # an unbounded one says nothing
+        ((figure(1000.0, None), figure(500.0, 1.0)), True),
+    ],
+)
+def test_speeds_whose_intervals_overlap_are_not_told_apart(rates: tuple[dict[str, Any], ...], alike: bool) -> None:
+    variants = {"fast": variant(5, 0.1, 0.0), "other": variant(4, 0.1, 0.0), "far": variant(3, 0.1, 0.5, 1000.0)}
+    for name, found in zip(("fast", "other"), rates, strict=True):
+        variants[name]["prefill"]["512"] = rate(0.0) | found
+    pick = picks(variants)[1]
+    assert pick.variant == "fast"
+    why = "1000 tokens/s at 512 tokens; perplexity +0.00 % (-0.20 to +0.20)"
+    assert pick.why == (f"{why}; not told apart from other" if alike else why)  # and "far" is not asked for
+
+
+def test_every_variant_that_is_not_told_apart_is_named() -> None:
+    variants = {name: variant(5, 0.1, 0.0, speed) for name, speed in (("a", 995.0), ("b", 1000.0), ("c", 990.0))}
+    assert picks(variants)[1].why.endswith("; not told apart from a, c")
+
+
+def test_what_has_no_speed_is_not_the_fastest() -> None:
+    variants = {"timed": variant(5, 0.1, 0.0, 10.0), "untimed": variant(4, 0.1, 0.0, None)}
+    assert picks(variants)[1].variant == "timed"
+    assert picks({"untimed": variants["untimed"]})[1].variant is None
+
+
+def test_a_variant_without_the_length_of_the_pick_is_not_the_fastest() -> None:
+    variants = {"a": variant(5, 0.1, 0.0, 10.0), "b": variant(4, 0.1, 0.0)}
+    del variants["b"]["prefill"]["512"]
+    assert picks(variants)[1].variant == "a"
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"), [(["128", "512", "2048"], "512"), (["64", "128", "1024"], "128"), (["9"], "9"), ([], None)]
+)
+def test_picks_are_made_at_512_tokens_or_the_middle_length(lengths: list[str], expected: str | None) -> None:
+    assert prompt_length({"a": {"prefill": dict.fromkeys(lengths, rate(1.0))}}) == expected

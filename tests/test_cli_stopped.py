@@ -1,0 +1,118 @@
+"""A conversion that is killed or interrupted half way."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import refused, succeeded
+from support import Shape, config_of, tokenizer_json, write_checkpoint
+
+ROOT = Path(__file__).parent.parent
+TEXT = "In the beginning the heath there then held the thin inn. " * 40
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("cli") / "source", Shape("qwen3"))
+
+
+LARGE = Shape("qwen2", 20, hidden=1024, ff=4096, heads=16, kv_heads=16)
+MAIN = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from pipeline.cli import main; main()"
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """1.3 GB of zeros, as a sparse file that takes no room; the tokenizer is a real one."""
+    from pipeline.models import spec_of
+
+    folder = tmp_path_factory.mktemp("large") / "large"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config_of(LARGE)))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(LARGE.vocab)))
+    header, offset = {}, 0
+    for tensor in spec_of(config_of(LARGE)).tensors:
+        end = offset + 4 * tensor.weights
+        header[tensor.name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    assert offset > 1e9
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        file.truncate(8 + len(head) + offset)
+    return folder
+
+
+@contextmanager
+def converting(source: Path, out: Path, scheme: str = "q4_k_m") -> Iterator[subprocess.Popen[str]]:
+    """`quantgate convert` in another process, once 20 MB of the 200 are in the temporary sibling."""
+    arguments = ["convert", str(source), "--format", "gguf", "--scheme", scheme, "--out", str(out)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", MAIN, *arguments], cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    try:
+        deadline = time.monotonic() + 60
+        partial = out.parent / f".{out.name}.partial" / "model.gguf"
+        while not partial.exists() or partial.stat().st_blocks * 512 < 2e7:
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_what_a_killed_conversion_left_is_removed_at_the_next_start(large: Path, source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with converting(large, out) as process:
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    assert {file.name for file in tmp_path.iterdir()} == {".out.partial"}
+    succeeded("convert", source, "--format", "gguf", "--scheme", "q8_0", "--out", out)
+    assert {file.name for file in tmp_path.iterdir()} == {"out"}
+    assert {file.name for file in out.iterdir()} == {"model.gguf", "artifact.json"}
+    assert (out / "model.gguf").stat().st_size < 1e7  # nothing of the large one
+
+
+@pytest.mark.slow
+def test_a_conversion_that_fails_removes_what_a_killed_one_left(large: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with converting(large, out) as process:
+        process.kill()
+        process.wait()
+    bad = write_checkpoint(tmp_path / "bad")
+    (bad / "model.safetensors").unlink()
+    said = refused("convert", bad, "--format", "gguf", "--scheme", "q8_0", "--out", out)
+    assert "holds neither model.safetensors" in said
+    assert not out.exists()
+    write_checkpoint(bad, config={"rope_theta": 5e5}, change=lambda tensors: tensors.update(extra=np.zeros(2)))
+    assert "extra" in refused("convert", bad, "--format", "gguf", "--scheme", "q8_0", "--out", out)
+    assert {file.name for file in tmp_path.iterdir()} == {"bad"}
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_nothing(large: Path, tmp_path: Path) -> None:
+    with converting(large, tmp_path / "out") as process:
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+        assert process.returncode == 1
+    assert said.strip() == "Aborted!"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_two_conversions_into_one_folder_do_not_mix(large: Path, source: Path, tmp_path: Path) -> None:
+    with converting(large, tmp_path / "out"):
+        said = refused("convert", source, "--format", "gguf", "--scheme", "q8_0", "--out", tmp_path / "out")
+    assert "is being written by another run" in said.replace("\n", " ")
