@@ -1,6 +1,7 @@
 # Two commands for a newcomer: `make pareto` and `make test`. Both install what they need into .venv first.
 
-PYTHON ?= $(shell command -v python3.12 || command -v python3.11 || echo python3)
+# the first that runs: a version manager's shim may be there and not work
+PYTHON ?= $(shell for p in python3.12 python3.11 python3; do $$p -c '' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 REQUIREMENTS := pyproject.toml $(wildcard pipeline/requirements/*.txt pipeline/formats/*/requirements.txt)
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
