@@ -1,6 +1,4 @@
-"""checkpoint and corpus -> artifacts/source.json, artifacts/text.json: what they are, without machine paths. Runs
-always.
-"""
+"""checkpoint and corpus -> artifacts/source.json, artifacts/text.json: what they are. Runs always."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""reports/measurements.json -> reports/gate.json. Exits 0 whatever the verdict: a failing stage would lose a `dvc
-exp`.
-"""
+"""measurements.json -> reports/gate.json. Exits 0 whatever the verdict: a failing stage would lose a `dvc exp`."""
 
 from __future__ import annotations
 

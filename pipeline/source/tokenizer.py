@@ -1,6 +1,4 @@
-"""The tokenizer of a checkpoint, from tokenizer.json alone: its vocabulary, its ids for a text, its special
-tokens.
-"""
+"""The tokenizer of a checkpoint, from tokenizer.json alone: vocabulary, ids of a text, special tokens."""
 
 from __future__ import annotations
 

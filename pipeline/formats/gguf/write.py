@@ -1,6 +1,4 @@
-"""Checkpoint -> model.gguf in one pass: every block of rows is read, widened, encoded and written at its place by one
-of the threads.
-"""
+"""Checkpoint -> model.gguf in one pass: threads read blocks of rows, encode them and write each at its place."""
 
 from __future__ import annotations
 
