@@ -9,20 +9,20 @@ from pipeline.files import new_folder, read_object, sha256, write_json
 from pipeline.formats import room
 from pipeline.models import spec_of
 from pipeline.progress import progress
-from pipeline.source.checkpoint import Checkpoint
+from pipeline.source.hub import open_checkpoint
 from pipeline.types import Artifact, EffectiveType, SourceIdentity
 
 FILE = "artifact.json"
 
 
-def convert(checkpoint: Path, format_name: str, scheme: str, out: Path) -> Artifact:
+def convert(checkpoint: str | Path, format_name: str, scheme: str, out: Path, revision: str | None = None) -> Artifact:
     """Make the artifact of a scheme in the new folder `out`; nothing is left there on any failure.
 
     Raises:
         PipelineError: as the format's `write`, or `out` exists.
     """
     write = room(format_name, "write").write
-    with Checkpoint(checkpoint) as source, new_folder(out) as folder:
+    with open_checkpoint(checkpoint, revision) as source, new_folder(out) as folder:
         with progress(f"{format_name} {scheme}", spec_of(source.config).weights) as advance:
             artifact: Artifact = write(source, scheme, folder, advance)
         write_json(folder / FILE, artifact)

@@ -13,8 +13,9 @@ import click
 from pipeline import paths
 from pipeline.console import GATE_FAILED, Group
 
-CHECKPOINT = click.Path(path_type=Path)
 FOLDER = click.Path(path_type=Path)
+
+revision_option = click.option("--revision", help="A commit, branch or tag, for a Hub id.")
 
 json_option = click.option(
     "--json",
@@ -31,15 +32,16 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("checkpoint", type=CHECKPOINT)
+@click.argument("checkpoint")
+@revision_option
 @click.option("--scheme", help="Show what this scheme does to every tensor.")
 @json_option
-def inspect(checkpoint: Path, scheme: str | None, json_file: str | None) -> None:
+def inspect(checkpoint: str, revision: str | None, scheme: str | None, json_file: str | None) -> None:
     """Architecture and problems of CHECKPOINT, and what each scheme would weigh."""
     from pipeline import console_tables
     from pipeline.inspection import inspect as inspected
 
-    found = inspected(checkpoint, scheme)
+    found = inspected(checkpoint, scheme, revision)
     _emit(json_file, found, lambda: console_tables.inspection(found))
     if found["problems"]:
         sys.exit(2)
@@ -62,16 +64,17 @@ def schemes(json_file: str | None) -> None:
 
 
 @main.command()
-@click.argument("checkpoint", type=CHECKPOINT)
+@click.argument("checkpoint")
+@revision_option
 @click.option("--format", "format_name", required=True, help="gguf")
 @click.option("--scheme", required=True, help="See `quantgate schemes`.")
 @click.option("--out", required=True, type=FOLDER, help="A new folder.")
-def convert(checkpoint: Path, format_name: str, scheme: str, out: Path) -> None:
+def convert(checkpoint: str, revision: str | None, format_name: str, scheme: str, out: Path) -> None:
     """Make the artifact of one scheme of CHECKPOINT in a new folder."""
     from pipeline import artifact
     from pipeline.report.markdown import effective, megabytes
 
-    made = artifact.convert(checkpoint, format_name, scheme, out)
+    made = artifact.convert(checkpoint, format_name, scheme, out, revision)
     size, bits = megabytes(made.size_bytes), made.bits_per_weight
     click.echo(f"{out}: {made.format} {made.scheme}, {size} MB, {bits:.2f} bits per weight")
     click.echo(effective({name: entry.weights for name, entry in made.effective_types.items()}))
@@ -79,7 +82,8 @@ def convert(checkpoint: Path, format_name: str, scheme: str, out: Path) -> None:
 
 @main.command()
 @click.argument("artifact_folder", metavar="ARTIFACT", type=FOLDER)
-@click.option("--checkpoint", required=True, type=CHECKPOINT, help="The checkpoint it was made from: the reference.")
+@click.option("--checkpoint", required=True, help="The checkpoint it was made from: the reference.")
+@revision_option
 @click.option("--corpus", default="sample", show_default=True, help="sample, or the path of a UTF-8 text.")
 @click.option("--windows", type=click.IntRange(1), help="Windows to score.  [default: all the text holds]")
 @click.option("--context", type=click.IntRange(4), default=512, show_default=True, help="Tokens per window.")
@@ -89,7 +93,8 @@ def convert(checkpoint: Path, format_name: str, scheme: str, out: Path) -> None:
 @json_option
 def evaluate(
     artifact_folder: Path,
-    checkpoint: Path,
+    checkpoint: str,
+    revision: str | None,
     corpus: str,
     windows: int | None,
     context: int,
@@ -103,7 +108,7 @@ def evaluate(
     from pipeline.evaluation import evaluate_folder
 
     settings = {"threads": threads, "flash_attention": flash_attention, "kv_type": kv_type}
-    quality = evaluate_folder(artifact_folder, checkpoint, corpus, windows, context, settings)
+    quality = evaluate_folder(artifact_folder, checkpoint, corpus, windows, context, settings, revision)
     _emit(json_file, quality, lambda: console_tables.quality(artifact_folder.name, quality))
 
 

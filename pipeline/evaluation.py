@@ -17,7 +17,7 @@ from pipeline.formats import room
 from pipeline.metrics import quality
 from pipeline.models import spec_of
 from pipeline.progress import progress
-from pipeline.source.checkpoint import Checkpoint
+from pipeline.source.hub import open_checkpoint
 from pipeline.source.tokenizer import Tokenizer
 from pipeline.torch_forward import Reference, load_reference, reference_meta, write_reference
 from pipeline.types import Scores, Windows
@@ -65,23 +65,29 @@ def _check_identity(folder: Path, found: dict[str, Any], reference: dict[str, An
 
 
 def evaluate_folder(
-    folder: Path, checkpoint_path: Path, corpus: str, count: int | None, context: int, settings: dict[str, Any]
+    folder: Path,
+    checkpoint_name: str | Path,
+    corpus: str,
+    count: int | None,
+    context: int,
+    settings: dict[str, Any],
+    revision: str | None = None,
 ) -> dict[str, Any]:
     """quality.json of an artifact on a corpus, its reference kept in the user's cache folder by identity.
 
     Raises:
         ArtifactError: the artifact was made from another checkpoint.
     """
-    with Checkpoint(checkpoint_path) as checkpoint:
+    with open_checkpoint(checkpoint_name, revision) as checkpoint:
         spec, source = spec_of(checkpoint.config), checkpoint.identity()
         if source.files != artifacts.load(folder).source.files:  # before the reference, which takes long
             raise ArtifactError(
-                f"{folder} was made from other files than {checkpoint_path} has. "
+                f"{folder} was made from other files than {checkpoint_name} has. "
                 "Give the checkpoint it was made from, or convert again."
             )
         name = corpus if corpus in corpora.NAMES else "file"
         path = corpora.text_path(name, corpus if name == "file" else None)
-        windows = corpora.cut(name, path, Tokenizer(checkpoint_path), spec, context, count)
+        windows = corpora.cut(name, path, Tokenizer(checkpoint.path), spec, context, count)
         versions = [version(package) for package in ("torch", "transformers")]
         identity = json.dumps([reference_meta(source, windows), versions, platform.machine()], sort_keys=True)
         cached = cache_folder() / "references" / hashlib.sha256(identity.encode()).hexdigest()[:24]

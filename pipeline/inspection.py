@@ -11,21 +11,22 @@ from pipeline.errors import ParamsError, PipelineError, suggestion
 from pipeline.formats import FORMATS, bits_per_weight, effective_types, room
 from pipeline.models import spec_of
 from pipeline.source.checkpoint import Checkpoint
+from pipeline.source.hub import open_checkpoint
 from pipeline.types import ModelSpec, Planned
 
 
-def inspect(path: Path, scheme: str | None = None) -> dict[str, Any]:
+def inspect(checkpoint_name: str | Path, scheme: str | None = None, revision: str | None = None) -> dict[str, Any]:
     """Architecture, problems, weight of every scheme, and the plan of one.
 
     Raises:
         PipelineError: a folder whose config.json cannot be understood, or a scheme that does not exist.
     """
-    with Checkpoint(path) as checkpoint:
+    with open_checkpoint(checkpoint_name, revision) as checkpoint:
         spec = spec_of(checkpoint.config)
         problems = _problems(checkpoint, spec)
         dtypes = sorted({stored.dtype for stored in checkpoint.tensors.values()})
     return {
-        "checkpoint": path.resolve().name,
+        "checkpoint": checkpoint.name,
         "architecture": _architecture(spec),
         "weights": spec.weights,
         "tensors": len(spec.tensors),

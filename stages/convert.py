@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from pipeline import artifact, params, paths
@@ -16,7 +14,7 @@ def main(name: str) -> None:
     """Convert the variant NAME of params.yaml."""
     given = params.load(paths.PARAMS)
     variant = given.variant(name)
-    artifact.convert(Path(given.checkpoint), variant.format, variant.scheme, paths.variant(name))
+    artifact.convert(given.checkpoint, variant.format, variant.scheme, paths.variant(name), given.revision)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from pipeline import corpus, params, paths
 from pipeline.console import Command
 from pipeline.models import spec_of
-from pipeline.source.checkpoint import Checkpoint
+from pipeline.source.hub import open_checkpoint
 from pipeline.source.tokenizer import Tokenizer
 
 
@@ -17,12 +15,11 @@ from pipeline.source.tokenizer import Tokenizer
 def main() -> None:
     """Cut the text into windows."""
     given = params.load(paths.PARAMS)
-    folder = Path(given.checkpoint)
-    with Checkpoint(folder) as checkpoint:
-        spec = spec_of(checkpoint.config)
+    with open_checkpoint(given.checkpoint, given.revision) as checkpoint:
+        spec, tokenizer = spec_of(checkpoint.config), Tokenizer(checkpoint.path)
     asked = given.corpus
     path = corpus.text_path(asked.name, asked.path)
-    corpus.save(corpus.cut(asked.name, path, Tokenizer(folder), spec, asked.context, asked.windows), paths.CORPUS)
+    corpus.save(corpus.cut(asked.name, path, tokenizer, spec, asked.context, asked.windows), paths.CORPUS)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from pipeline import corpus, params, paths
 from pipeline.console import Command
 from pipeline.progress import progress
-from pipeline.source.checkpoint import Checkpoint
+from pipeline.source.hub import open_checkpoint
 from pipeline.torch_forward import write_reference
 
 
@@ -19,10 +17,10 @@ def main() -> None:
     given = params.load(paths.PARAMS)
     windows = corpus.load(paths.CORPUS)
     with (
-        Checkpoint(Path(given.checkpoint)) as checkpoint,
+        open_checkpoint(given.checkpoint, given.revision) as checkpoint,
         progress("reference", len(windows.ids)) as advance,
     ):
-        write_reference(checkpoint, checkpoint.identity(given.revision), windows, paths.REFERENCE, advance)
+        write_reference(checkpoint, checkpoint.identity(), windows, paths.REFERENCE, advance)
 
 
 if __name__ == "__main__":

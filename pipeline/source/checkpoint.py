@@ -23,18 +23,20 @@ SIDE_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generat
 
 class Checkpoint:
     """Tensors by name, opened once and read by `pread`: memory does not grow with the checkpoint. Use as a context
-    manager.
+    manager. `name` and `revision` are a Hub snapshot's, whose folder bears a commit; else the folder's name is taken.
 
     Raises:
         CheckpointError: not a folder with config.json and safetensors; an already quantized source; an absent shard.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, name: str | None = None, revision: str | None = None) -> None:
         if not path.is_dir():
             raise CheckpointError(
                 f"{path} is not a folder. Give the folder that holds config.json and model.safetensors."
             )
         self.path = path
+        self.name = path.resolve().name if name is None else name
+        self.revision = revision
         self.config: dict[str, Any] = read_object(path / "config.json", CheckpointError)
         _refuse_quantized(path, self.config)
         self.shards = _shards(path)
@@ -110,7 +112,7 @@ class Checkpoint:
                 return False
         return True
 
-    def identity(self, revision: str | None = None) -> SourceIdentity:
+    def identity(self) -> SourceIdentity:
         """Name and sha256 of every file that decides an artifact, without machine paths."""
         files = [
             *self.shards.values(),
@@ -118,7 +120,7 @@ class Checkpoint:
         ]
         digests = cached_sha256(sorted(set(files)))
         named = {path.relative_to(self.path).as_posix(): digest for path, digest in digests.items()}
-        return SourceIdentity(self.path.resolve().name, revision, named)
+        return SourceIdentity(self.name, self.revision, named)
 
 
 def widen(data: bytes, dtype: str) -> NDArray[np.float32]:

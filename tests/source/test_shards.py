@@ -234,15 +234,16 @@ def test_a_header_that_makes_no_sense_is_refused(content: bytes, message: str, t
 # Identity
 
 
-def identity(path: Path, revision: str | None = None) -> dict[str, Any]:
-    with Checkpoint(path) as checkpoint:
-        return asdict(checkpoint.identity(revision))
+def identity(path: Path, name: str | None = None, revision: str | None = None) -> dict[str, Any]:
+    with Checkpoint(path, name, revision) as checkpoint:
+        return asdict(checkpoint.identity())
 
 
 def test_identity_names_files_and_no_machine(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "here" / "model", shards=2)
-    found = identity(path, "abc123")
-    assert (found["name"], found["revision"]) == ("model", "abc123")
+    found = identity(path)
+    assert (found["name"], found["revision"]) == ("model", None)
+    assert identity(path, "some/model", "abc123") == found | {"name": "some/model", "revision": "abc123"}
     assert set(found["files"]) == {
         "config.json",
         "tokenizer.json",
@@ -252,7 +253,7 @@ def test_identity_names_files_and_no_machine(tmp_path: Path) -> None:
     }
     assert str(tmp_path) not in json.dumps(found)
     shutil.copytree(path, tmp_path / "there" / "model")
-    assert identity(tmp_path / "there" / "model", "abc123") == found
+    assert identity(tmp_path / "there" / "model") == found
 
 
 def test_identity_holds_the_sha256_of_the_bytes(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def _write_header(
     path: Path, checkpoint: Checkpoint, spec: ModelSpec, scheme: Scheme, planned: list[Planned]
 ) -> tuple[list[_Place], int]:
     """Header and tensor table; returns where each tensor goes and the length of the whole file."""
-    name = checkpoint.path.resolve().name
+    name = checkpoint.name.rpartition("/")[2]  # of a Hub id: the folder that it would be cloned to
     pairs = metadata(spec, Tokenizer(checkpoint.path), checkpoint.config, scheme, name)
     rows = [(gguf_name(p.tensor), p.tensor.shape, GGML_TYPES[p.encoding], p.bytes) for p in planned]
     data = header.pack(pairs, rows)
