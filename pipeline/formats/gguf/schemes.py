@@ -6,9 +6,12 @@ plan.py departs by the rules of llama-quantize. Block sizes are checked against 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from pipeline.errors import ParamsError, suggestion
+from pipeline.formats import mix_name
 from pipeline.types import Encoding
 
 RUNS_ON = "llama.cpp: CPU everywhere, Metal on Apple Silicon"
@@ -17,28 +20,50 @@ F32 = Encoding("F32", 1, 4)
 F16 = Encoding("F16", 1, 2)
 BF16 = Encoding("BF16", 1, 2)
 Q4_0 = Encoding("Q4_0", 32, 18)
+Q4_1 = Encoding("Q4_1", 32, 20)
 Q5_0 = Encoding("Q5_0", 32, 22)
 Q5_1 = Encoding("Q5_1", 32, 24)
 Q8_0 = Encoding("Q8_0", 32, 34)
+Q2_K = Encoding("Q2_K", 256, 84)
+Q3_K = Encoding("Q3_K", 256, 110)
 Q4_K = Encoding("Q4_K", 256, 144)
 Q5_K = Encoding("Q5_K", 256, 176)
 Q6_K = Encoding("Q6_K", 256, 210)
+IQ4_NL = Encoding("IQ4_NL", 32, 18)
+IQ4_XS = Encoding("IQ4_XS", 256, 136)
 
-GGML_TYPES = {F32: 0, F16: 1, BF16: 30, Q4_0: 2, Q5_0: 6, Q5_1: 7, Q8_0: 8, Q4_K: 12, Q5_K: 13, Q6_K: 14}
+GGML_TYPES = {
+    **{F32: 0, F16: 1, BF16: 30, Q4_0: 2, Q4_1: 3, Q5_0: 6, Q5_1: 7, Q8_0: 8},
+    **{Q2_K: 10, Q3_K: 11, Q4_K: 12, Q5_K: 13, Q6_K: 14, IQ4_NL: 20, IQ4_XS: 23},
+}
 """ggml_type of each encoding (ggml.h)."""
+
+ENCODINGS = {encoding.name.lower(): encoding for encoding in GGML_TYPES}
+
+EMBEDDING, HEAD = "token_embd", "output"
+"""Keys of a mix that are names, not patterns: llama-quantize's --token-embedding-type and --output-tensor-type."""
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """`base` is the encoding most weights get, `ftype` what the file says of itself (llama_ftype)."""
+    """`base` is the encoding most weights get, `ftype` what the file says of itself (llama_ftype).
+
+    `types` are a custom mix's own: (pattern, encoding), the first that matches a tensor's GGUF name decides.
+    """
 
     name: str
     ftype: int
     base: Encoding
+    types: tuple[tuple[str, Encoding], ...] = ()
 
     @property
     def quantized(self) -> bool:
         return self.base.block > 1
+
+    @property
+    def label(self) -> str:
+        """'q4_k_m', and of a mix 'q4_k_m+attn_v=q8_0'."""
+        return mix_name(self.name, {pattern: encoding.name for pattern, encoding in self.types})
 
 
 SCHEMES = {
@@ -50,19 +75,48 @@ SCHEMES = {
         Scheme("q8_0", 7, Q8_0),
         Scheme("q6_k", 18, Q6_K),
         Scheme("q5_k_m", 17, Q5_K),
+        Scheme("q5_k_s", 16, Q5_K),
+        Scheme("q5_1", 9, Q5_1),
         Scheme("q5_0", 8, Q5_0),
         Scheme("q4_k_m", 15, Q4_K),
+        Scheme("q4_k_s", 14, Q4_K),
+        Scheme("q4_1", 3, Q4_1),
         Scheme("q4_0", 2, Q4_0),
+        Scheme("iq4_nl", 25, IQ4_NL),
+        Scheme("iq4_xs", 30, IQ4_XS),
+        Scheme("q3_k_l", 13, Q3_K),
+        Scheme("q3_k_m", 12, Q3_K),
+        Scheme("q3_k_s", 11, Q3_K),
+        Scheme("q2_k", 10, Q2_K),
     )
 }
 
 
-def scheme(name: str) -> Scheme:
-    """A scheme by name.
+def scheme(name: str, types: Mapping[str, str] | None = None) -> Scheme:
+    """A scheme by name, with the types of a custom mix over it: {pattern: type}.
+
+    A pattern is a regular expression searched in a tensor's GGUF name (blk.0.attn_v.weight), as llama-quantize's
+    --tensor-type; `token_embd` and `output` are the embedding and the head themselves.
 
     Raises:
-        ParamsError: no such scheme.
+        ParamsError: no such scheme or type, a pattern that is none, or patterns over a scheme that quantizes nothing.
     """
     if name not in SCHEMES:
         raise ParamsError(f"gguf has no scheme {name!r}; {suggestion(name, [*SCHEMES])}")
-    return SCHEMES[name]
+    return replace(SCHEMES[name], types=tuple(_own_type(name, *item) for item in (types or {}).items()))
+
+
+def _own_type(scheme: str, pattern: str, kind: str) -> tuple[str, Encoding]:
+    pattern, kind = pattern.lower(), kind.lower()  # as llama-quantize reads them
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ParamsError(f"types: {pattern!r} is not a regular expression: {error}.") from error
+    if kind not in ENCODINGS:
+        raise ParamsError(f"types: {pattern} asks for the type {kind!r}; {suggestion(kind, [*ENCODINGS])}")
+    if not SCHEMES[scheme].quantized and pattern not in {EMBEDDING, HEAD}:
+        raise ParamsError(
+            f"types: llama-quantize gives {scheme} files no types by pattern ({pattern}), only {EMBEDDING} and {HEAD}. "
+            "Take a quantized scheme as the base."
+        )
+    return pattern, ENCODINGS[kind]

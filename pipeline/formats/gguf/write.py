@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -41,21 +41,29 @@ class _Place:
     offset: int
 
 
-def write(checkpoint: Checkpoint, scheme_name: str, folder: Path, advance: Advance = silent) -> Artifact:
+def write(
+    checkpoint: Checkpoint,
+    scheme_name: str,
+    folder: Path,
+    advance: Advance = silent,
+    types: Mapping[str, str] | None = None,
+) -> Artifact:
     """Encode every tensor of the checkpoint into `folder`/model.gguf; `advance` is told of weights done.
+
+    `types` are a custom mix's own, by pattern (schemes.scheme).
 
     Memory stays at a few blocks of rows and the vocabulary. Tensor data is byte-identical to what
     `llama_model_quantize` makes.
 
     Raises:
-        ParamsError: an unknown scheme.
+        ParamsError: an unknown scheme, or types that name no tensor.
         CheckpointError: tensors missing, unknown or of another shape, all listed.
         TokenizerError: a vocabulary or pre-tokenizer that the file cannot carry.
         QuantizationError: weights that are not finite or too large, all tensors listed.
         OutputError: not enough disk.
         ArtifactError: what was written does not read back as planned.
     """
-    scheme = scheme_of(scheme_name)
+    scheme = scheme_of(scheme_name, types)
     spec = spec_of(checkpoint.config)
     checkpoint.check(spec)
     planned = plan(spec, scheme)
@@ -67,7 +75,7 @@ def write(checkpoint: Checkpoint, scheme_name: str, folder: Path, advance: Advan
     engine.check_vocabulary(path, spec.vocab_size)
     return Artifact(
         format="gguf",
-        scheme=scheme.name,
+        scheme=scheme.label,
         files={FILE: sha256(path)},
         size_bytes=length,
         weights=spec.weights,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -80,17 +80,53 @@ def test_every_tensor_equals_llama_quantize(
     name: str, scheme: str, source_of: Callable[[str], Source], scratch: Path
 ) -> None:
     source = source_of(name)
+    check(source, scheme, {}, scratch)
+
+
+def check(source: Source, scheme: str, types: Mapping[str, str], scratch: Path) -> dict[str, str]:
+    """Both files hold the same tensors, types and bytes; returns the type of each tensor."""
     with Checkpoint(source.checkpoint) as checkpoint:
-        artifact = write(checkpoint, scheme, scratch)
+        artifact = write(checkpoint, scheme, scratch, types=types)
     (file,) = artifact.files
-    theirs = oracle.quantize(source.base, SCHEMES[scheme].ftype, scratch / "oracle.gguf")
+    theirs = oracle.quantize(source.base, SCHEMES[scheme].ftype, scratch / "oracle.gguf", types)
 
     expected, found = oracle.tensors(theirs), oracle.tensors(scratch / file)
+    kinds = {n: kind for n, (kind, _) in found.items()}
     assert len(expected) == source.tensors
-    assert found.keys() == expected.keys()
-    assert {n: kind for n, (kind, _) in found.items()} == {n: kind for n, (kind, _) in expected.items()}
+    assert kinds == {n: kind for n, (kind, _) in expected.items()}
     assert [n for n in expected if found[n] != expected[n]] == []
     assert oracle.field(scratch / file, "general.file_type") == oracle.field(theirs, "general.file_type")
+    return kinds
+
+
+# One mix for each rule of llama-quantize: by role, by layer (layers without a type of their own are counted
+# anew), the first pattern that matches, head and embedding tied or not, fallbacks, a base that is not quantized.
+MIXES = {
+    "role": ("qwen2-13-layers", "q4_k_m", {"attn_v": "q8_0"}),
+    "half of the layers": ("qwen2-13-layers", "q4_k_m", {r"blk\.[0-5]\.(attn_v|ffn_down)": "iq4_xs"}),
+    "some layers, counted anew": ("qwen3-8-layers", "q3_k_m", {r"\.[024]\.": "Q5_1"}),
+    "some layers of q4_k_s": ("qwen2-13-layers", "q4_k_s", {r"blk\.1\.": "q2_k"}),
+    "the first pattern": ("qwen2-13-layers", "q4_0", {"blk.1.ffn": "q6_k", "ffn_(up|down)": "q5_0", "ffn": "q4_1"}),
+    "head": ("qwen2-13-layers", "q4_k_m", {"output": "q8_0"}),
+    "head and attn_output": ("qwen2-13-layers", "q4_k_m", {"output": "f16", "attn_output": "q3_k"}),
+    "embedding": ("qwen2-13-layers", "q5_k_m", {"token_embd": "iq4_nl", "ATTN_K": "Q4_1"}),
+    "tied head": ("qwen3-8-layers", "q4_k_m", {"output": "q5_k"}),
+    "tied head that falls back": ("qwen2-rows-896", "q4_0", {"output": "q5_k"}),
+    "tied embedding": ("qwen3-8-layers", "q4_k_m", {"token_embd": "q3_k"}),
+    "tied embedding by pattern": ("qwen2-rows-896", "q4_k_m", {"token_emb": "q5_k"}),
+    "falls back": ("qwen2-rows-896", "q8_0", {"attn": "q4_k", "ffn_gate": "iq4_xs", "ffn_up": "q2_k"}),
+    "falls to f16": ("qwen2-rows-40", "q4_0", {"attn_q": "q5_1", "ffn_down": "q4_k"}),
+    "70B": ("qwen2-80-layers-rows-64", "q2_k", {r"blk\.7\d\.ffn_down": "bf16"}),
+    "not quantized": ("qwen2-13-layers", "bf16", {"token_embd": "q8_0", "output": "q6_k"}),
+}
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_a_mix_equals_llama_quantize_with_types(mix: str, source_of: Callable[[str], Source], scratch: Path) -> None:
+    name, scheme, types = MIXES[mix]
+    with_types = check(source_of(name), scheme, types, scratch)
+    (scratch / "plain").mkdir()
+    assert with_types != check(source_of(name), scheme, {}, scratch / "plain"), "the mix changes nothing"
 
 
 @pytest.mark.parametrize(
