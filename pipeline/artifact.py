@@ -1,21 +1,30 @@
-"""A converted checkpoint on disk: a folder with its weight file and artifact.json."""
+"""Artifacts on disk: a folder with artifact.json beside its weight file, or naming files that others made."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.errors import ArtifactError
 from pipeline.files import new_folder, read_object, sha256, write_json
-from pipeline.formats import room
+from pipeline.formats import FILE_FORMAT, room
 from pipeline.models import spec_of
 from pipeline.progress import progress
+from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.hub import open_checkpoint
 from pipeline.types import Artifact, EffectiveType, SourceIdentity
 
 FILE = "artifact.json"
 
 
-def convert(checkpoint: str | Path, format_name: str, scheme: str, out: Path, revision: str | None = None) -> Artifact:
+def convert(
+    checkpoint: str | Path,
+    format_name: str,
+    scheme: str,
+    out: Path,
+    revision: str | None = None,
+    types: Mapping[str, str] | None = None,
+) -> Artifact:
     """Make the artifact of a scheme in the new folder `out`; nothing is left there on any failure.
 
     Raises:
@@ -24,31 +33,75 @@ def convert(checkpoint: str | Path, format_name: str, scheme: str, out: Path, re
     write = room(format_name, "write").write
     with open_checkpoint(checkpoint, revision) as source, new_folder(out) as folder:
         with progress(f"{format_name} {scheme}", spec_of(source.config).weights) as advance:
-            artifact: Artifact = write(source, scheme, folder, advance)
+            artifact: Artifact = write(source, scheme, folder, advance, types)
         write_json(folder / FILE, artifact)
     return artifact
 
 
-def load(folder: Path) -> Artifact:
-    """The artifact of a folder, its files checked against their hashes.
+def take(path: Path, format_name: str, checkpoint: Checkpoint, out: Path) -> Artifact:
+    """Describe files that others made in the new folder `out`, which then names them; they stay where they are.
 
     Raises:
-        ArtifactError: no artifact there, or a file that is absent or changed.
+        ArtifactError: not readable, or of another model than the checkpoint.
     """
-    if not (folder / FILE).is_file():
-        raise ArtifactError(f"{folder} holds no {FILE}. Give the folder that `quantgate convert` made.")
-    raw = read_object(folder / FILE, ArtifactError)
-    try:
-        types = {name: EffectiveType(**value) for name, value in raw.pop("effective_types").items()}
-        artifact = Artifact(source=SourceIdentity(**raw.pop("source")), effective_types=types, **raw)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{folder / FILE} is not of this version ({error}). Convert again.") from error
+    with new_folder(out) as folder:
+        artifact = describe(path, format_name, checkpoint)
+        write_json(folder / FILE, artifact)
+    return artifact
+
+
+def describe(path: Path, format_name: str, checkpoint: Checkpoint | None) -> Artifact:
+    """The artifact that files of others are; compared with a checkpoint where one is given.
+
+    Raises:
+        ArtifactError: not readable, or of another model than the checkpoint.
+    """
+    artifact: Artifact = room(format_name, "given").describe(path, checkpoint)
+    return artifact
+
+
+def load(place: Path, checkpoint: Checkpoint | None = None) -> Artifact:
+    """The artifact of a folder, its files checked against their hashes, or of a weight file of others.
+
+    `checkpoint` is what a file of others is compared with.
+
+    Raises:
+        ArtifactError: no artifact there, a file that is absent or changed, or of another model than the checkpoint.
+    """
+    if place.is_file():
+        return describe(place, FILE_FORMAT, checkpoint)
+    if not (place / FILE).is_file():
+        raise ArtifactError(
+            f"{place} holds no {FILE}. Give the folder that `quantgate convert` made, or the path of a GGUF file."
+        )
+    artifact = _parse(place / FILE)
+    folder = location(place, artifact)
     absent = [name for name in artifact.files if not (folder / name).is_file()]
     if absent:
-        raise ArtifactError(f"{folder}: {', '.join(absent)} is absent. Convert again.")
+        raise ArtifactError(f"{folder}: {', '.join(absent)} is absent. {_again(artifact)}")
     for name, expected in artifact.files.items():
         if (found := sha256(folder / name)) != expected:  # not from the cache: a flipped byte may keep size and time
             raise ArtifactError(
-                f"{folder / name} is not what {FILE} says: expected sha256 {expected}, found {found}. Convert again."
+                f"{folder / name} is not what {FILE} says: expected sha256 {expected}, found {found}. "
+                f"{_again(artifact)}"
             )
     return artifact
+
+
+def location(place: Path, artifact: Artifact) -> Path:
+    """The folder of the artifact's files, where `place` is what `load` was given."""
+    return place if artifact.path is None else Path(artifact.path).parent
+
+
+def _parse(path: Path) -> Artifact:
+    raw = read_object(path, ArtifactError)
+    try:
+        types = {name: EffectiveType(**value) for name, value in raw.pop("effective_types").items()}
+        source = raw.pop("source")
+        return Artifact(source=source and SourceIdentity(**source), effective_types=types, **raw)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{path} is not of this version ({error}). Convert again.") from error
+
+
+def _again(artifact: Artifact) -> str:
+    return "Convert again." if artifact.path is None else "Run dvc repro, which describes the file anew."

@@ -17,6 +17,22 @@ FOLDER = click.Path(path_type=Path)
 
 revision_option = click.option("--revision", help="A commit, branch or tag, for a Hub id.")
 
+
+def _types(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    pairs = [item.rpartition("=")[::2] for item in given]
+    if any("" in pair for pair in pairs):
+        raise click.BadParameter("expected PATTERN=TYPE, as attn_v=q8_0.")
+    return dict(pairs)
+
+
+types_option = click.option(
+    "--type",
+    "types",
+    multiple=True,
+    metavar="PATTERN=TYPE",
+    callback=_types,
+    help="Another type for the tensors of a pattern, over the scheme: attn_v, token_embd, output, … Repeatable.",
+)
 json_option = click.option(
     "--json",
     "json_file",
@@ -35,13 +51,18 @@ def main() -> None:
 @click.argument("checkpoint")
 @revision_option
 @click.option("--scheme", help="Show what this scheme does to every tensor.")
+@types_option
 @json_option
-def inspect(checkpoint: str, revision: str | None, scheme: str | None, json_file: str | None) -> None:
+def inspect(
+    checkpoint: str, revision: str | None, scheme: str | None, types: dict[str, str], json_file: str | None
+) -> None:
     """Architecture and problems of CHECKPOINT, and what each scheme would weigh."""
     from pipeline import console_tables
     from pipeline.inspection import inspect as inspected
 
-    found = inspected(checkpoint, scheme, revision)
+    if types and scheme is None:
+        raise click.UsageError("--type needs --scheme: the types go over those of a scheme.")
+    found = inspected(checkpoint, scheme, revision, types)
     _emit(json_file, found, lambda: console_tables.inspection(found))
     if found["problems"]:
         sys.exit(2)
@@ -68,13 +89,16 @@ def schemes(json_file: str | None) -> None:
 @revision_option
 @click.option("--format", "format_name", required=True, help="gguf")
 @click.option("--scheme", required=True, help="See `quantgate schemes`.")
+@types_option
 @click.option("--out", required=True, type=FOLDER, help="A new folder.")
-def convert(checkpoint: str, revision: str | None, format_name: str, scheme: str, out: Path) -> None:
+def convert(
+    checkpoint: str, revision: str | None, format_name: str, scheme: str, types: dict[str, str], out: Path
+) -> None:
     """Make the artifact of one scheme of CHECKPOINT in a new folder."""
     from pipeline import artifact
     from pipeline.report.markdown import effective, megabytes
 
-    made = artifact.convert(checkpoint, format_name, scheme, out, revision)
+    made = artifact.convert(checkpoint, format_name, scheme, out, revision, types)
     size, bits = megabytes(made.size_bytes), made.bits_per_weight
     click.echo(f"{out}: {made.format} {made.scheme}, {size} MB, {bits:.2f} bits per weight")
     click.echo(effective({name: entry.weights for name, entry in made.effective_types.items()}))
@@ -105,10 +129,10 @@ def evaluate(
 ) -> None:
     """Perplexity, KL divergence and same-top-1 of ARTIFACT against its checkpoint in float32."""
     from pipeline import console_tables
-    from pipeline.evaluation import evaluate_folder
+    from pipeline.evaluation import evaluate_place
 
     settings = {"threads": threads, "flash_attention": flash_attention, "kv_type": kv_type}
-    quality = evaluate_folder(artifact_folder, checkpoint, corpus, windows, context, settings, revision)
+    quality = evaluate_place(artifact_folder, checkpoint, corpus, windows, context, settings, revision)
     _emit(json_file, quality, lambda: console_tables.quality(artifact_folder.name, quality))
 
 
@@ -159,7 +183,7 @@ def gate() -> None:
 
     params = parameters.load(paths.PARAMS)
     measurements = read_object(paths.MEASUREMENTS, ParamsError)
-    result = gates.judge(measurements, params.variants, params.gate.limits_of, params.gate.inconclusive, params.schemes)
+    result = gates.judge(measurements, params.variants, params.gate.limits_of, params.gate.inconclusive, params.asked)
     write_json(paths.GATE, result.as_json())
     console_tables.gate(result)
     for name in params.gate.limits.keys() - params.variants.keys() - {"default"}:

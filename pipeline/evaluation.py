@@ -1,4 +1,4 @@
-"""An artifact folder scored against its checkpoint: what the stage `evaluate` and the command line both do."""
+"""An artifact scored against its checkpoint: what the stage `evaluate` and the command line both do."""
 
 from __future__ import annotations
 
@@ -20,27 +20,29 @@ from pipeline.progress import progress
 from pipeline.source.hub import open_checkpoint
 from pipeline.source.tokenizer import Tokenizer
 from pipeline.torch_forward import Reference, load_reference, reference_meta, write_reference
-from pipeline.types import Scores, Windows
+from pipeline.types import Artifact, Scores, Windows
 
 
 def evaluate(
-    folder: Path, windows: Windows, reference: Reference, settings: dict[str, Any]
+    place: Path, artifact: Artifact, windows: Windows, reference: Reference, settings: dict[str, Any]
 ) -> tuple[dict[str, Any], Scores]:
-    """quality.json and the scores per token of an artifact, whose hash is checked first.
+    """quality.json and the scores per token of an artifact that was loaded from `place`.
 
     `settings` are the params' `evaluate`: threads, flash_attention, kv_type.
 
     Raises:
-        ArtifactError: the artifact is not what it says, or was made from other files than the reference.
+        ArtifactError: the artifact was made from other files than the reference.
         MeasurementError: the reference is of other windows, or the logits cannot be true.
     """
-    artifact = artifacts.load(folder)
+    if artifact.source is None:
+        raise ArtifactError(f"{place} was compared with no checkpoint. Give it the checkpoint that it was made from.")
     identity = reference_meta(artifact.source, windows)
-    _check_identity(folder, identity, reference.meta)
+    _check_identity(place, identity, reference.meta)
     run = room(artifact.format, "run")
-    runtime = run.open_runtime(folder, artifact, context=windows.context, **settings)
+    files = artifacts.location(place, artifact)
+    runtime = run.open_runtime(files, artifact, context=windows.context, **settings)
     try:
-        with progress(f"scoring {folder.name}", len(windows.ids)) as advance:
+        with progress(f"scoring {place.name}", len(windows.ids)) as advance:
             scores = quality.score(runtime, windows, reference, advance)
         figures = quality.summarize(scores, reference, windows, runtime.engine)
         return figures | {"identity": identity, "artifact": artifact.files}, scores
@@ -48,11 +50,11 @@ def evaluate(
         runtime.close()
 
 
-def _check_identity(folder: Path, found: dict[str, Any], reference: dict[str, Any]) -> None:
+def _check_identity(place: Path, found: dict[str, Any], reference: dict[str, Any]) -> None:
     """The windows are the reference's, and the artifact was made from the reference's checkpoint."""
     if found["source"]["files"] != reference["source"]["files"]:
         raise ArtifactError(
-            f"{folder} was made from {found['source']['name']} with other files than the reference's checkpoint "
+            f"{place} was made from {found['source']['name']} with other files than the reference's checkpoint "
             f"{reference['source']['name']} has. Convert it again, or give the checkpoint it was made from."
         )
     problems = [
@@ -64,8 +66,8 @@ def _check_identity(folder: Path, found: dict[str, Any], reference: dict[str, An
         raise MeasurementError(f"the reference is of other windows: {'; '.join(problems)}. Run the reference again.")
 
 
-def evaluate_folder(
-    folder: Path,
+def evaluate_place(
+    place: Path,
     checkpoint_name: str | Path,
     corpus: str,
     count: int | None,
@@ -73,16 +75,19 @@ def evaluate_folder(
     settings: dict[str, Any],
     revision: str | None = None,
 ) -> dict[str, Any]:
-    """quality.json of an artifact on a corpus, its reference kept in the user's cache folder by identity.
+    """quality.json of an artifact folder or a weight file on a corpus.
+
+    The reference is kept in the user's cache folder by identity.
 
     Raises:
-        ArtifactError: the artifact was made from another checkpoint.
+        ArtifactError: the artifact is not what it says, or was made from another checkpoint.
     """
     with open_checkpoint(checkpoint_name, revision) as checkpoint:
         spec, source = spec_of(checkpoint.config), checkpoint.identity()
-        if source.files != artifacts.load(folder).source.files:  # before the reference, which takes long
+        artifact = artifacts.load(place, checkpoint)
+        if artifact.source is None or source.files != artifact.source.files:  # before the reference, which takes long
             raise ArtifactError(
-                f"{folder} was made from other files than {checkpoint_name} has. "
+                f"{place} was made from other files than {checkpoint_name} has. "
                 "Give the checkpoint it was made from, or convert again."
             )
         name = corpus if corpus in corpora.NAMES else "file"
@@ -94,4 +99,4 @@ def evaluate_folder(
         if not cached.exists():
             with progress("reference", len(windows.ids)) as advance:
                 write_reference(checkpoint, source, windows, cached, advance)
-        return evaluate(folder, windows, load_reference(cached, checkpoint), settings)[0]
+        return evaluate(place, artifact, windows, load_reference(cached, checkpoint), settings)[0]

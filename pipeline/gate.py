@@ -75,11 +75,11 @@ def judge(
     names: Iterable[str],
     limits_of: Callable[[str], Limits],
     inconclusive: str,
-    schemes: Mapping[str, str] = MappingProxyType({}),
+    asked: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> Result:
     """Check every variant named against its limits.
 
-    `schemes` are what params.yaml asks of the variants: figures of another scheme are stale.
+    `asked` is the scheme or path that params.yaml asks of each variant: figures of another one are stale.
     """
     checks: list[Check] = []
     measured, identity = (_mapping(measurements, key) for key in ("variants", "identity"))
@@ -88,9 +88,10 @@ def judge(
         if not isinstance(variant, Mapping):
             checks.append(_failed(name, "measured", "it was not measured: run dvc repro"))
             continue
-        if name in schemes and variant.get("scheme") != schemes[name]:
-            reason = f"it was measured as {variant.get('scheme')}, params.yaml says {schemes[name]}: run dvc repro"
-            checks.append(_failed(name, "same_scheme", reason))
+        for key, wanted in asked.get(name, {}).items():
+            if variant.get(key) != wanted:
+                reason = f"it was measured as {variant.get(key)}, params.yaml says {wanted}: run dvc repro"
+                checks.append(_failed(name, f"same_{key}", reason))
         checks += _differences(name, _mapping(variant, "identity"), identity)
         limits = {key: limit for key, limit in asdict(limits_of(name)).items() if limit is not None}
         if not limits:

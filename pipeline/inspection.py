@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,13 @@ from pipeline.source.hub import open_checkpoint
 from pipeline.types import ModelSpec, Planned
 
 
-def inspect(checkpoint_name: str | Path, scheme: str | None = None, revision: str | None = None) -> dict[str, Any]:
-    """Architecture, problems, weight of every scheme, and the plan of one.
+def inspect(
+    checkpoint_name: str | Path,
+    scheme: str | None = None,
+    revision: str | None = None,
+    types: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Architecture, problems, weight of every scheme, and the plan of one, with types of its own or without.
 
     Raises:
         PipelineError: a folder whose config.json cannot be understood, or a scheme that does not exist.
@@ -37,7 +42,7 @@ def inspect(checkpoint_name: str | Path, scheme: str | None = None, revision: st
             for format_name in FORMATS
             for name, found in room(format_name, "schemes").SCHEMES.items()
         },
-        "plan": None if scheme is None else grouped(_plan(spec, scheme)),
+        "plan": None if scheme is None else grouped(_plan(spec, scheme, types or {})),
     }
 
 
@@ -54,11 +59,12 @@ def _problems(checkpoint: Checkpoint, spec: ModelSpec) -> list[str]:
     return problems
 
 
-def _plan(spec: ModelSpec, scheme: str) -> list[Planned]:
+def _plan(spec: ModelSpec, scheme: str, types: Mapping[str, str]) -> list[Planned]:
     known = {name: format_name for format_name in FORMATS for name in room(format_name, "schemes").SCHEMES}
     if scheme not in known:
         raise ParamsError(f"no format has a scheme {scheme!r}; {suggestion(scheme, [*known])}")
-    planned: list[Planned] = room(known[scheme], "plan").plan(spec, room(known[scheme], "schemes").SCHEMES[scheme])
+    chosen = room(known[scheme], "schemes").scheme(scheme, types)
+    planned: list[Planned] = room(known[scheme], "plan").plan(spec, chosen)
     return planned
 
 

@@ -6,12 +6,12 @@ import math
 import re
 import types
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from pipeline.errors import ParamsError, suggestion
-from pipeline.types import Limits
+from pipeline.types import Limits, mix_name
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,28 @@ class Corpus:
 
 
 @dataclass(frozen=True)
+class Overrides:
+    """A variant's own `evaluate` settings, over those of all."""
+
+    threads: int | None = None
+    flash_attention: bool | None = None
+    kv_type: str | None = None
+
+
+@dataclass(frozen=True)
 class Variant:
+    """What to build, a scheme with types of its own or without, or what to measure as it lies at `path`."""
+
     format: str
-    scheme: str
+    scheme: str | None = None
+    types: Mapping[str, str] = field(default_factory=dict)
+    path: str | None = None
+    evaluate: Overrides = field(default_factory=Overrides)
+
+    @property
+    def asked(self) -> dict[str, str]:
+        """What measurements.json must say of it."""
+        return {"path": self.path} if self.path else {"scheme": mix_name(self.scheme or "", self.types)}
 
 
 @dataclass(frozen=True)
@@ -67,9 +86,18 @@ class Params:
     gate: Gate
 
     @property
-    def schemes(self) -> dict[str, str]:
-        """The scheme of each variant."""
-        return {name: variant.scheme for name, variant in self.variants.items()}
+    def asked(self) -> dict[str, dict[str, str]]:
+        """The scheme or path of each variant."""
+        return {name: variant.asked for name, variant in self.variants.items()}
+
+    def evaluate_of(self, name: str) -> Evaluate:
+        """The `evaluate` settings of a variant: its own over those of all.
+
+        Raises:
+            ParamsError: no such variant.
+        """
+        own = {key: value for key, value in asdict(self.variant(name).evaluate).items() if value is not None}
+        return replace(self.evaluate, **own)
 
     def variant(self, name: str) -> Variant:
         """A variant by name.
@@ -109,6 +137,13 @@ def _check_values(params: Params) -> None:
             raise ParamsError(
                 f"params.yaml: variant name {name!r} is also a file's and a DVC stage's: use letters, digits, - and _."
             )
+    for name, variant in params.variants.items():
+        if (variant.path is None) == (variant.scheme is None):
+            raise ParamsError(f"params.yaml: variants.{name} needs either a scheme to build or the path of a file.")
+        if variant.types and variant.scheme is None:
+            raise ParamsError(f"params.yaml: variants.{name} has types, but no scheme to build them over.")
+        if (variant.evaluate.threads or 0) < 0:
+            raise ParamsError(f"params.yaml: variants.{name}.evaluate.threads must be 0 or more.")
     if params.gate.inconclusive not in {"fail", "warn"}:
         raise ParamsError(f"params.yaml: gate.inconclusive must be fail or warn, found {params.gate.inconclusive!r}.")
     if params.benchmark.flash_attention not in {True, False, "auto"}:

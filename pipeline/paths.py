@@ -8,6 +8,7 @@ PARAMS = Path("params.yaml")
 ARTIFACTS = Path("artifacts")
 SOURCE = ARTIFACTS / "source.json"
 TEXT = ARTIFACTS / "text.json"
+BUILDS = ARTIFACTS / "builds.json"
 CORPUS = ARTIFACTS / "corpus"
 REFERENCE = ARTIFACTS / "reference"
 MACHINE = ARTIFACTS / "machine.json"

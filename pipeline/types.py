@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -92,6 +92,12 @@ class Planned:
         return int(np.prod(rows, initial=1)) * self.encoding.row_bytes(columns)
 
 
+def mix_name(scheme: str, types: Mapping[str, str]) -> str:
+    """What a scheme with types of its own is called: 'q4_k_m+attn_v=q8_0,output=q6_k'."""
+    own = ",".join(f"{pattern.lower()}={kind.lower()}" for pattern, kind in types.items())
+    return f"{scheme}+{own}" if own else scheme
+
+
 @dataclass(frozen=True)
 class SourceIdentity:
     """A checkpoint without machine paths: its name, a revision for a Hub id, sha256 by file name."""
@@ -111,18 +117,25 @@ class EffectiveType:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A converted checkpoint. `size_bytes` is the weight file, `bits_per_weight` its tensor data over the weights."""
+    """Weights in a runtime's format, made by quantgate or, where `path` says from where, by others.
+
+    `size_bytes` are the weight files, `bits_per_weight` their tensor data over the weights. `tensors_sha256` is equal
+    where two artifacts hold the same bytes in every tensor. `source` is the checkpoint it was made from, or is
+    compared with; None where it was compared with none.
+    """
 
     format: str
-    scheme: str
+    scheme: str  # of others' files: what the file says of itself
     files: dict[str, str]  # name -> sha256
+    tensors_sha256: str
     size_bytes: int
     weights: int
     bits_per_weight: float
     effective_types: dict[str, EffectiveType]
-    source: SourceIdentity
+    source: SourceIdentity | None
     tools: dict[str, str]
     platform: str
+    path: str | None = None
 
 
 @dataclass(frozen=True)

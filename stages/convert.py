@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from pipeline import artifact, params, paths
 from pipeline.console import Command
+from pipeline.source.hub import open_checkpoint
 
 
 @click.command(cls=Command)
 @click.argument("name")
 def main(name: str) -> None:
-    """Convert the variant NAME of params.yaml."""
+    """Convert the variant NAME of params.yaml, or describe the file it names."""
     given = params.load(paths.PARAMS)
     variant = given.variant(name)
-    artifact.convert(given.checkpoint, variant.format, variant.scheme, paths.variant(name), given.revision)
+    out = paths.variant(name)
+    if variant.path is not None:
+        with open_checkpoint(given.checkpoint, given.revision) as checkpoint:
+            artifact.take(Path(variant.path), variant.format, checkpoint, out)
+    elif variant.scheme is not None:
+        artifact.convert(given.checkpoint, variant.format, variant.scheme, out, given.revision, variant.types)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import click
 import numpy as np
 
-from pipeline import corpus, params, paths
+from pipeline import artifact, corpus, params, paths
 from pipeline.console import Command
 from pipeline.evaluation import evaluate
 from pipeline.files import new_file, write_json
@@ -20,11 +20,12 @@ from pipeline.torch_forward import load_reference
 def main(name: str) -> None:
     """Score the variant NAME of params.yaml."""
     given = params.load(paths.PARAMS)
-    given.variant(name)
+    settings = given.evaluate_of(name)
     windows = corpus.load(paths.CORPUS)
     with open_checkpoint(given.checkpoint, given.revision) as checkpoint:
         reference = load_reference(paths.REFERENCE, checkpoint)
-    quality, scores = evaluate(paths.variant(name), windows, reference, asdict(given.evaluate))
+    place = paths.variant(name)
+    quality, scores = evaluate(place, artifact.load(place), windows, reference, asdict(settings))
     with new_file(paths.scores(name)) as partial, partial.open("wb") as file:
         np.savez(file, **asdict(scores))
     write_json(paths.quality(name), quality)

@@ -1,6 +1,9 @@
-"""checkpoint and corpus -> artifacts/source.json, artifacts/text.json: what they are. Runs always."""
+"""checkpoint, variants and corpus -> artifacts/source.json, builds.json, text.json: what they are. Runs always."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 import click
 
@@ -8,19 +11,32 @@ from pipeline import corpus, params, paths
 from pipeline.console import Command
 from pipeline.files import sha256, write_json
 from pipeline.formats import room
+from pipeline.params import Variant
 from pipeline.source.hub import open_checkpoint
 
 
 @click.command(cls=Command)
 def main() -> None:
-    """Identify the checkpoint and the corpus of params.yaml."""
+    """Identify the checkpoint, the variants and the corpus of params.yaml."""
     given = params.load(paths.PARAMS)
-    for variant in given.variants.values():  # before hours of work
-        room(variant.format, "schemes").scheme(variant.scheme)
+    builds = {name: _build(variant) for name, variant in given.variants.items()}  # refused before hours of work
+    for name, variant in given.variants.items():
+        settings = given.evaluate_of(name)
+        room(variant.format, "run").check_settings(settings.kv_type, settings.flash_attention)
     with open_checkpoint(given.checkpoint, given.revision) as checkpoint:
         write_json(paths.SOURCE, checkpoint.identity())
+    write_json(paths.BUILDS, builds)
     path = corpus.text_path(given.corpus.name, given.corpus.path)
     write_json(paths.TEXT, {"name": given.corpus.name, "sha256": sha256(path)})
+
+
+def _build(variant: Variant) -> dict[str, Any]:
+    """What decides a variant's artifact, beside the checkpoint: a file of others by its hashes."""
+    if variant.path is not None:
+        files = room(variant.format, "given").hashes(Path(variant.path))
+        return {"format": variant.format, "path": variant.path, "files": files}
+    room(variant.format, "schemes").scheme(variant.scheme, variant.types)
+    return {"format": variant.format, "scheme": variant.scheme, "types": dict(variant.types)}
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ def main() -> None:
     """Judge the measurements; `quantgate gate` does so too, and exits 1 where the gate fails."""
     given = params.load(paths.PARAMS)
     result = gate.judge(
-        read_object(paths.MEASUREMENTS), given.variants, given.gate.limits_of, given.gate.inconclusive, given.schemes
+        read_object(paths.MEASUREMENTS), given.variants, given.gate.limits_of, given.gate.inconclusive, given.asked
     )
     write_json(paths.GATE, result.as_json())
     click.echo(f"gate: {result.verdict}. `quantgate gate` shows every check.")

@@ -50,7 +50,7 @@ def changed(reference: Reference, **meta: Any) -> Reference:
 
 
 def test_figures_say_what_they_are_of(made: Path, windows: Windows, reference: Reference) -> None:
-    found, scores = evaluate(made, windows, reference, SETTINGS)
+    found, scores = evaluate(made, artifact.load(made), windows, reference, SETTINGS)
     loaded = artifact.load(made)
     assert found["artifact"] == loaded.files
     assert found["identity"] == reference_meta(loaded.source, windows)
@@ -63,7 +63,7 @@ def test_figures_say_what_they_are_of(made: Path, windows: Windows, reference: R
 def test_the_source_is_that_of_the_artifact(made: Path, windows: Windows, reference: Reference) -> None:
     """Of the same files under another name: the figures hold, and say the artifact's own."""
     other = changed(reference, source=reference.meta["source"] | {"name": "copy"})
-    found, _ = evaluate(made, windows, other, SETTINGS)
+    found, _ = evaluate(made, artifact.load(made), windows, other, SETTINGS)
     assert found["identity"]["source"]["name"] == "source"
 
 
@@ -73,7 +73,7 @@ def test_an_artifact_of_other_files_than_the_references_is_refused(
     files = reference.meta["source"]["files"] | {"model.safetensors": "00" * 32}
     other = changed(reference, source={"name": "other", "revision": None, "files": files})
     with pytest.raises(ArtifactError) as caught:
-        evaluate(made, windows, other, SETTINGS)
+        evaluate(made, artifact.load(made), windows, other, SETTINGS)
     assert str(caught.value) == (
         f"{made} was made from source with other files than the reference's checkpoint other has. "
         "Convert it again, or give the checkpoint it was made from."
@@ -86,7 +86,7 @@ def test_a_reference_of_other_windows_is_refused_by_key(
 ) -> None:
     expected = reference.meta[key]
     with pytest.raises(MeasurementError) as caught:
-        evaluate(made, windows, changed(reference, **{key: "other"}), SETTINGS)
+        evaluate(made, artifact.load(made), windows, changed(reference, **{key: "other"}), SETTINGS)
     assert str(caught.value) == (
         f"the reference is of other windows: {key} is other, the corpus has {expected}. Run the reference again."
     )
@@ -96,6 +96,6 @@ def test_each_key_of_other_windows_is_named(made: Path, windows: Windows, refere
     """In one message, the same in every run."""
     fewer = dataclasses.replace(windows, ids=windows.ids[:2], span_bytes=windows.span_bytes[:2])
     with pytest.raises(MeasurementError) as caught:
-        evaluate(made, fewer, reference, SETTINGS)
+        evaluate(made, artifact.load(made), fewer, reference, SETTINGS)
     for key in ("ids_sha256", "windows"):
         assert f"{key} is {reference.meta[key]}" in str(caught.value)

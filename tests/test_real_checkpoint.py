@@ -57,7 +57,7 @@ def test_perplexity_is_that_of_llama_perplexity(
     scheme: str, expected: float, smollm: Path, windows: Windows, reference: Reference, tmp_path: Path
 ) -> None:
     artifact.convert(smollm, "gguf", scheme, tmp_path / scheme)
-    quality, scores = evaluate(tmp_path / scheme, windows, reference, SETTINGS)
+    quality, scores = evaluate(tmp_path / scheme, artifact.load(tmp_path / scheme), windows, reference, SETTINGS)
     assert quality["ppl"] == pytest.approx(expected, rel=0.005)
     assert quality["scored_tokens"] == scores.logprob.size == WINDOWS * 255
     assert quality["reference_ppl"] == pytest.approx(29.2470, abs=0.005)

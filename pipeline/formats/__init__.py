@@ -1,9 +1,9 @@
-"""The formats, each a folder with the same rooms: schemes, plan, write, run. They never import each other."""
+"""The formats, each a folder with the same rooms: schemes, plan, write, given, run. They never import each other."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 
@@ -11,6 +11,8 @@ from pipeline.errors import ParamsError, suggestion
 from pipeline.types import EffectiveType, Planned
 
 FORMATS = ("gguf",)
+FILE_FORMAT = "gguf"
+"""The format of a weight file that is given as such, without a folder."""
 
 
 def room(format_name: str, name: str) -> ModuleType:
@@ -22,12 +24,6 @@ def room(format_name: str, name: str) -> ModuleType:
     if format_name not in FORMATS:
         raise ParamsError(f"format {format_name!r} does not exist; {suggestion(format_name, FORMATS)}")
     return import_module(f"pipeline.formats.{format_name}.{name}")
-
-
-def mix_name(scheme: str, types: Mapping[str, str]) -> str:
-    """What a scheme with types of its own is called: 'q4_k_m+attn_v=q8_0,output=q6_k'."""
-    own = ",".join(f"{pattern.lower()}={kind.lower()}" for pattern, kind in types.items())
-    return f"{scheme}+{own}" if own else scheme
 
 
 def effective_types(planned: Sequence[Planned]) -> dict[str, EffectiveType]:

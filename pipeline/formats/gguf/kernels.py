@@ -1,5 +1,4 @@
-"""libggml-base through ctypes: the quantization kernels llama-quantize runs, and the library's own reader of GGUF
-tables.
+"""libggml-base through ctypes: the quantization kernels llama-quantize runs, and the declarations of its GGUF reader.
 
 ctypes lets go of the interpreter lock during a call, so threads over blocks of rows scale. Declarations:
 ggml/include/ggml.h and gguf.h. ggml aborts the process on bad input; nothing reaches it here that was not checked.
@@ -16,12 +15,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import ArtifactError, PipelineError, QuantizationError
+from pipeline.errors import PipelineError, QuantizationError
 from pipeline.formats.gguf.schemes import GGML_TYPES
 from pipeline.types import Encoding
 
 
-class _GgufInit(ctypes.Structure):
+class GgufInit(ctypes.Structure):
+    """gguf_init_params (gguf.h): with no_alloc, tensor data is not read."""
+
     _fields_ = [("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p)]
 
 
@@ -41,14 +42,28 @@ def library() -> ctypes.CDLL:
     for name, result, arguments in (
         ("ggml_quantize_chunk", size, [ctypes.c_int, pointer, pointer, i64, i64, i64, pointer]),
         ("ggml_validate_row_data", ctypes.c_bool, [ctypes.c_int, pointer, size]),
-        ("gguf_init_from_file", pointer, [ctypes.c_char_p, _GgufInit]),
+        ("gguf_init_from_file", pointer, [ctypes.c_char_p, GgufInit]),
         ("gguf_free", None, [pointer]),
         ("gguf_get_data_offset", size, [pointer]),
+        ("gguf_get_n_kv", i64, [pointer]),
+        ("gguf_get_key", ctypes.c_char_p, [pointer, i64]),
+        ("gguf_find_key", i64, [pointer, ctypes.c_char_p]),
+        ("gguf_get_kv_type", ctypes.c_int, [pointer, i64]),
+        ("gguf_get_val_str", ctypes.c_char_p, [pointer, i64]),
+        ("gguf_get_val_data", pointer, [pointer, i64]),
+        ("gguf_get_arr_type", ctypes.c_int, [pointer, i64]),
+        ("gguf_get_arr_n", size, [pointer, i64]),
+        ("gguf_get_arr_data", pointer, [pointer, i64]),
+        ("gguf_get_arr_str", ctypes.c_char_p, [pointer, i64, size]),
         ("gguf_get_n_tensors", i64, [pointer]),
+        ("gguf_get_tensor_ne", ctypes.POINTER(i64), [pointer, i64]),
         ("gguf_get_tensor_name", ctypes.c_char_p, [pointer, i64]),
         ("gguf_get_tensor_type", ctypes.c_int, [pointer, i64]),
         ("gguf_get_tensor_offset", size, [pointer, i64]),
         ("gguf_get_tensor_size", size, [pointer, i64]),
+        ("ggml_type_name", ctypes.c_char_p, [ctypes.c_int]),
+        ("ggml_blck_size", i64, [ctypes.c_int]),
+        ("ggml_type_size", size, [ctypes.c_int]),
     ):
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
@@ -74,28 +89,3 @@ def quantize(encoding: Encoding, weights: NDArray[np.float32]) -> NDArray[np.uin
     if not lib.ggml_validate_row_data(kind, blocks.ctypes.data, blocks.nbytes):
         raise QuantizationError(f"weights too large for {encoding.name}, up to {np.abs(weights).max():g}")
     return blocks
-
-
-def read_table(path: Path) -> list[tuple[str, int, int, int]]:
-    """(name, ggml_type, offset from the start of the file, bytes) of every tensor, as ggml reads them.
-
-    Raises:
-        ArtifactError: ggml does not read the file.
-    """
-    lib = library()
-    context = lib.gguf_init_from_file(str(path).encode(), _GgufInit(True, None))
-    if not context:
-        raise ArtifactError(f"{path}: ggml cannot read its header. Convert again.")
-    try:
-        start = lib.gguf_get_data_offset(context)
-        return [
-            (
-                lib.gguf_get_tensor_name(context, i).decode(),
-                lib.gguf_get_tensor_type(context, i),
-                start + lib.gguf_get_tensor_offset(context, i),
-                lib.gguf_get_tensor_size(context, i),
-            )
-            for i in range(lib.gguf_get_n_tensors(context))
-        ]
-    finally:
-        lib.gguf_free(context)

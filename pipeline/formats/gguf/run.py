@@ -22,9 +22,22 @@ DEVICES = ("auto", "cpu")
 
 
 def open_runtime(folder: Path, artifact: Artifact, **settings: Any) -> GgufRuntime:
-    """The artifact of `folder`, loaded; `settings` are GgufRuntime's."""
-    (name,) = artifact.files
-    return GgufRuntime(folder / name, **settings)
+    """The artifact whose files are in `folder`, loaded; `settings` are GgufRuntime's."""
+    return GgufRuntime(folder / next(iter(artifact.files)), **settings)  # of a split set llama.cpp wants the first
+
+
+def check_settings(kv_type: str, flash_attention: bool | None, device: str = "auto") -> None:
+    """Refuse what llama.cpp would refuse without a reason.
+
+    Raises:
+        ParamsError: an unknown KV type or device, or a quantized KV cache without flash attention.
+    """
+    if kv_type not in KV_TYPES:
+        raise ParamsError(f"kv_type {kv_type!r} does not exist; {suggestion(kv_type, [*KV_TYPES])}")
+    if kv_type.startswith("q") and flash_attention is False:
+        raise ParamsError(f"kv_type {kv_type} needs flash attention in llama.cpp: set flash_attention to true.")
+    if device not in DEVICES:
+        raise ParamsError(f"device {device!r} does not exist; {suggestion(device, DEVICES)}")
 
 
 class GgufRuntime:
@@ -47,12 +60,7 @@ class GgufRuntime:
         kv_type: str = "f16",
         device: str = "auto",
     ) -> None:
-        if kv_type not in KV_TYPES:
-            raise ParamsError(f"kv_type {kv_type!r} does not exist; {suggestion(kv_type, [*KV_TYPES])}")
-        if kv_type.startswith("q") and flash_attention is False:
-            raise ParamsError(f"kv_type {kv_type} needs flash attention in llama.cpp: set flash_attention to true.")
-        if device not in DEVICES:
-            raise ParamsError(f"device {device!r} does not exist; {suggestion(device, DEVICES)}")
+        check_settings(kv_type, flash_attention, device)
         self.path = path
         self._cpp: Any = engine.llama()
         self._model = engine.load_model(path, n_gpu_layers=0 if device == "cpu" else -1)

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pipeline.errors import ParamsError, suggestion
-from pipeline.formats import mix_name
-from pipeline.types import Encoding
+from pipeline.types import Encoding, mix_name
 
 RUNS_ON = "llama.cpp: CPU everywhere, Metal on Apple Silicon"
 

@@ -15,7 +15,7 @@ from pipeline.cores import usable_cores
 from pipeline.errors import ArtifactError, OutputError, QuantizationError, listed
 from pipeline.files import sha256
 from pipeline.formats import bits_per_weight, effective_types
-from pipeline.formats.gguf import engine, header, kernels
+from pipeline.formats.gguf import engine, header, kernels, reader
 from pipeline.formats.gguf.metadata import metadata
 from pipeline.formats.gguf.names import gguf_name
 from pipeline.formats.gguf.plan import plan
@@ -71,12 +71,15 @@ def write(
     path = folder / FILE
     places, length = _write_header(path, checkpoint, spec, scheme, planned)
     _write_tensors(path, checkpoint, places, length, advance)
-    _read_back(path, places, length)
+    stored = _read_back(path, places, length)
     engine.check_vocabulary(path, spec.vocab_size)
+    with ThreadPoolExecutor() as threads:
+        hashes = threads.submit(sha256, path), threads.submit(reader.tensors_sha256, stored)
     return Artifact(
         format="gguf",
         scheme=scheme.label,
-        files={FILE: sha256(path)},
+        files={FILE: hashes[0].result()},
+        tensors_sha256=hashes[1].result(),
         size_bytes=length,
         weights=spec.weights,
         bits_per_weight=bits_per_weight(planned),
@@ -176,20 +179,27 @@ def _pwrite(descriptor: int, data: memoryview, offset: int) -> None:
         data, offset = data[written:], offset + written
 
 
-def _read_back(path: Path, places: list[_Place], length: int) -> None:
-    """The tensor table, as ggml reads it, is the plan's; the file has its length."""
+def _shown(tensor: reader.StoredTensor) -> str:
+    return f"{tensor.name} {list(tensor.shape)} {tensor.encoding.name}, {tensor.size} bytes at {tensor.offset}"
+
+
+def _read_back(path: Path, places: list[_Place], length: int) -> list[reader.StoredTensor]:
+    """The tensor table, as ggml reads it: it is the plan's, and the file has its length."""
     wanted = [
-        (gguf_name(place.planned.tensor), GGML_TYPES[place.planned.encoding], place.offset, place.planned.bytes)
+        reader.StoredTensor(gguf_name(p.tensor), p.tensor.shape, p.encoding, path, place.offset, p.bytes)
         for place in places
+        for p in [place.planned]
     ]
-    found = kernels.read_table(path)
+    found = reader.table(path)
     for expected, read in zip(wanted, found, strict=False):
         if expected != read:
             raise ArtifactError(
-                f"{path}: expected tensor {expected}, read back {read}. This is a defect: please report it."
+                f"{path}: expected tensor {_shown(expected)}, read back {_shown(read)}. "
+                "This is a defect: please report it."
             )
     if len(found) != len(wanted) or path.stat().st_size != length:
         raise ArtifactError(
             f"{path}: expected {len(wanted)} tensors and {length} bytes, read back {len(found)} and "
             f"{path.stat().st_size}. Is something else writing there?"
         )
+    return found

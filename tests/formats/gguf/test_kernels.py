@@ -16,7 +16,12 @@ from pipeline.formats.gguf.schemes import (
     F16,
     F32,
     GGML_TYPES,
+    IQ4_NL,
+    IQ4_XS,
+    Q2_K,
+    Q3_K,
     Q4_0,
+    Q4_1,
     Q4_K,
     Q5_0,
     Q5_1,
@@ -78,8 +83,8 @@ def bound(encoding: Encoding, weights: np.ndarray) -> np.ndarray:
 
     A float16 is off by 2^-11 of its value or by 2^-25, so a scale times its largest quant q is off by at most
     reach x 2^-11 + q x 2^-25. A step is the span of a block over its levels: half of it is lost by rounding; the other
-    half covers the top of the two's complement range (Q4_0, Q5_0, Q6_K) and the rounding of the sub-blocks' scales to 6
-    or 8 bits (K-quants).
+    half covers the top of the two's complement range (Q4_0, Q5_0, Q3_K, Q6_K) and the rounding of sub-blocks' scales to
+    4, 6 or 8 bits (K-quants). IQ4's sixteen levels lie unevenly on [-127, 113]: a step is the widest gap, 24.
     """
     if encoding is F32:
         return np.zeros_like(weights)
@@ -89,15 +94,16 @@ def bound(encoding: Encoding, weights: np.ndarray) -> np.ndarray:
         return np.maximum(np.abs(weights) * 2.0**-8, 2.0**-134)
     blocks = weights.reshape(-1, encoding.block).astype(np.float64)
     reach = np.abs(blocks).max(axis=1)
-    if encoding in {Q5_1, Q4_K, Q5_K}:  # a scale and a minimum
-        low = blocks.min(axis=1) if encoding is Q5_1 else np.minimum(blocks.min(axis=1), 0)
-        levels = {Q5_1: 31, Q4_K: 15, Q5_K: 31}[encoding]
-        largest = {Q5_1: 32, Q4_K: 63 * 16, Q5_K: 63 * 32}[encoding]
+    if encoding in {Q4_1, Q5_1, Q2_K, Q4_K, Q5_K}:  # a scale and a minimum
+        low = blocks.min(axis=1) if encoding in {Q4_1, Q5_1} else np.minimum(blocks.min(axis=1), 0)
+        levels = {Q4_1: 15, Q5_1: 31, Q2_K: 3, Q4_K: 15, Q5_K: 31}[encoding]
+        largest = {Q4_1: 16, Q5_1: 32, Q2_K: 15 * 4, Q4_K: 63 * 16, Q5_K: 63 * 32}[encoding]
         step = (np.maximum(blocks.max(axis=1), low) - low) / levels
         reach = 2 * reach
     else:
-        step = reach / {Q4_0: 8, Q5_0: 16, Q8_0: 127, Q6_K: 32}[encoding]
-        largest = {Q4_0: 8, Q5_0: 16, Q8_0: 127, Q6_K: 128 * 32}[encoding]
+        uneven = 127 / 24
+        step = reach / {Q4_0: 8, Q5_0: 16, Q8_0: 127, Q3_K: 4, Q6_K: 32, IQ4_NL: uneven, IQ4_XS: uneven}[encoding]
+        largest = {Q4_0: 8, Q5_0: 16, Q8_0: 127, Q3_K: 32 * 4, Q6_K: 128 * 32, IQ4_NL: 127, IQ4_XS: 32 * 127}[encoding]
     each = step + reach * 2.0**-11 + largest * 2.0**-25
     return np.repeat(each, encoding.block).reshape(weights.shape)
 
@@ -145,7 +151,9 @@ def test_pieces_equal_the_whole(encoding: Encoding) -> None:
     assert b"".join(pieces) == kernels.quantize(encoding, weights).tobytes() == in_one_call(encoding, weights)
 
 
-@pytest.mark.parametrize("encoding", [pytest.param(e, id=e.name) for e in (F32, F16, BF16, Q4_0, Q5_0, Q5_1, Q8_0)])
+@pytest.mark.parametrize(
+    "encoding", [pytest.param(e, id=e.name) for e in (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0)]
+)
 def test_bytes_equal_gguf_pys_own_quantizer(encoding: Encoding) -> None:
     weights = np.concatenate([random_rows(8), zero(), constant(), outlier()])
     theirs = gguf.quants.quantize(weights, gguf.GGMLQuantizationType(GGML_TYPES[encoding]))
@@ -169,7 +177,12 @@ def test_weights_that_are_not_finite_are_refused(encoding: Encoding, value: floa
         pytest.param(Q4_0, 65520.0 * 8, id="Q4_0"),  # the scale is the largest weight over 8
         pytest.param(Q5_0, 65520.0 * 16, id="Q5_0"),
         pytest.param(Q8_0, 65521.0 * 127, id="Q8_0"),
+        pytest.param(Q4_1, 1e5, id="Q4_1"),
         pytest.param(Q5_1, 1e5, id="Q5_1"),
+        pytest.param(Q2_K, 1e9, id="Q2_K"),
+        pytest.param(Q3_K, 1e9, id="Q3_K"),
+        pytest.param(IQ4_NL, 1e9, id="IQ4_NL"),
+        pytest.param(IQ4_XS, 1e9, id="IQ4_XS"),
         pytest.param(Q4_K, 1e9, id="Q4_K"),
         pytest.param(Q5_K, 1e9, id="Q5_K"),
         pytest.param(Q6_K, 1e9, id="Q6_K"),

@@ -6,6 +6,7 @@ import json
 from collections import namedtuple
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ from pipeline.errors import (
     TokenizerError,
 )
 from pipeline.files import new_folder, sha256
-from pipeline.formats.gguf import kernels
+from pipeline.formats.gguf import reader
+from pipeline.formats.gguf.reader import StoredTensor
 from pipeline.formats.gguf.run import GgufRuntime
-from pipeline.formats.gguf.schemes import SCHEMES
+from pipeline.formats.gguf.schemes import Q4_0, SCHEMES
 from pipeline.formats.gguf.write import write
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.types import Artifact, EffectiveType
@@ -94,7 +96,11 @@ def test_names_of_qwen2s_tensors(tmp_path: Path) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_file_type_is_the_schemes(scheme: str, tmp_path: Path) -> None:
     path, _ = convert(write_checkpoint(tmp_path / "c"), scheme, tmp_path / "out")
-    ftypes = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q6_k": 18, "q5_k_m": 17, "q5_0": 8, "q4_k_m": 15, "q4_0": 2}
+    ftypes = {  # llama.h
+        **{"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q6_k": 18, "q5_k_m": 17, "q5_k_s": 16, "q5_1": 9, "q5_0": 8},
+        **{"q4_k_m": 15, "q4_k_s": 14, "q4_1": 3, "q4_0": 2, "iq4_nl": 25, "iq4_xs": 30},
+        **{"q3_k_l": 13, "q3_k_m": 12, "q3_k_s": 11, "q2_k": 10},
+    }
     assert oracle.field(path, "general.file_type") == ftypes[scheme]
 
 
@@ -321,12 +327,12 @@ def test_too_little_disk_is_refused_before_a_byte_is_written(tmp_path: Path, mon
 
 
 def test_an_unknown_scheme_is_refused_with_a_suggestion(tmp_path: Path) -> None:
-    with pytest.raises(ParamsError, match=r"'q4_k'; did you mean 'q4_k_m'\?"):
+    with pytest.raises(ParamsError, match=r"'q4_k'; did you mean 'q4_k_s'\?"):
         convert(write_checkpoint(tmp_path / "c"), "q4_k", tmp_path / "out")
     assert nothing_left(tmp_path / "out")
 
 
-Row = tuple[str, int, int, int]
+Table = list[StoredTensor]
 
 
 @pytest.mark.parametrize(
@@ -334,30 +340,34 @@ Row = tuple[str, int, int, int]
     [
         (lambda rows: rows[:-1], r"expected 26 tensors and \d+ bytes, read back 25"),
         (lambda rows: [*rows, rows[0]], r"expected 26 tensors and \d+ bytes, read back 27"),
-        (lambda rows: [(name, 2, at, size) for name, _, at, size in rows], r"expected tensor .*token_embd\.weight', 8"),
-        (lambda rows: [(n, k, at + 32, size) for n, k, at, size in rows], r"expected tensor .*token_embd\.weight"),
-        (lambda rows: rows[::-1], r"expected tensor .*token_embd\.weight.* read back .*output_norm"),
+        (lambda rows: [replace(row, encoding=Q4_0) for row in rows], r"token_embd\.weight \[272, 64\] Q8_0, .* Q4_0, "),
+        (
+            lambda rows: [replace(row, shape=(64, 272)) for row in rows],
+            r"token_embd\.weight \[272, 64\] .* \[64, 272\]",
+        ),
+        (lambda rows: [replace(row, offset=row.offset + 32) for row in rows], r"expected tensor token_embd\.weight"),
+        (lambda rows: rows[::-1], r"expected tensor token_embd\.weight.* read back output_norm"),
     ],
-    ids=["dropped", "added", "type", "offset", "order"],
+    ids=["dropped", "added", "type", "shape", "offset", "order"],
 )
 def test_a_table_that_does_not_read_back_as_planned(
-    change: Callable[[list[Row]], list[Row]], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change: Callable[[Table], Table], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, read = write_checkpoint(tmp_path / "c"), kernels.read_table
-    monkeypatch.setattr(kernels, "read_table", lambda path: change(read(path)))
+    source, read = write_checkpoint(tmp_path / "c"), reader.table
+    monkeypatch.setattr(reader, "table", lambda path: change(read(path)))
     with pytest.raises(ArtifactError, match=message):
         convert(source, "q8_0", tmp_path / "out")
 
 
 def test_a_file_of_another_length_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, read = write_checkpoint(tmp_path / "c"), kernels.read_table
+    source, read = write_checkpoint(tmp_path / "c"), reader.table
 
-    def read_longer(path: Path) -> list[Row]:
+    def read_longer(path: Path) -> Table:
         rows = read(path)
         with path.open("ab") as file:
             file.write(b"\0" * 7)
         return rows
 
-    monkeypatch.setattr(kernels, "read_table", read_longer)
+    monkeypatch.setattr(reader, "table", read_longer)
     with pytest.raises(ArtifactError, match=r"expected 26 tensors and \d+ bytes"):
         convert(source, "q8_0", tmp_path / "out")

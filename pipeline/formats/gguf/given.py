@@ -1,0 +1,136 @@
+"""GGUF files that others made: what they are, and whether they are of the checkpoint they are to be compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from pipeline.errors import ArtifactError, listed
+from pipeline.files import cached_sha256
+from pipeline.formats import bits_per_weight, effective_types
+from pipeline.formats.gguf import engine, reader
+from pipeline.formats.gguf.names import gguf_name
+from pipeline.formats.gguf.reader import GgufFile
+from pipeline.models import spec_of
+from pipeline.source.checkpoint import Checkpoint
+from pipeline.source.tokenizer import Kind, Tokenizer
+from pipeline.types import Artifact, ModelSpec, Planned, TensorSpec
+
+SHOWN = 5  # problems of one kind: a file of another model has hundreds
+
+
+def hashes(path: Path) -> dict[str, str]:
+    """sha256 by name of the file, or of every file of its split set; computed once for a file that does not change.
+
+    Raises:
+        ArtifactError: a file is absent.
+    """
+    return {file.name: digest for file, digest in cached_sha256(list(reader.files_of(path))).items()}
+
+
+def describe(path: Path, checkpoint: Checkpoint | None) -> Artifact:
+    """The artifact that a GGUF file is, or a split set of them; `scheme` is what it says of itself.
+
+    Raises:
+        ArtifactError: no GGUF file, or of another model than the checkpoint: every difference in vocabulary,
+            architecture and shapes is listed.
+    """
+    found = reader.read(path)
+    if checkpoint is not None:
+        _check(found, path, checkpoint)
+    tensors = [
+        Planned(TensorSpec(tensor.name, "", None, tensor.shape), tensor.encoding, "")
+        for tensor in found.tensors.values()
+    ]
+    return Artifact(
+        format="gguf",
+        scheme=_scheme(found),
+        files=hashes(path),
+        tensors_sha256=reader.tensors_sha256(found.tensors.values()),
+        size_bytes=sum(file.stat().st_size for file in found.files),
+        weights=sum(p.tensor.weights for p in tensors),
+        bits_per_weight=bits_per_weight(tensors),
+        effective_types=effective_types(tensors),
+        source=None if checkpoint is None else checkpoint.identity(),
+        tools={},
+        platform="made elsewhere",
+        path=str(path),
+    )
+
+
+def _check(found: GgufFile, path: Path, checkpoint: Checkpoint) -> None:
+    spec = spec_of(checkpoint.config)
+    problems = [*_architecture(found, spec)]
+    if not problems:  # the tensors and keys of another architecture bear other names
+        problems = [*_heads(found, spec), *_shapes(found, spec), *_vocabulary(found, spec, checkpoint)]
+    if problems:
+        raise ArtifactError(
+            f"{path} is not of the checkpoint {checkpoint.name}:\n{listed(problems)}\n"
+            "Figures on its tokens would mean nothing: compare it with the checkpoint that it was made from."
+        )
+
+
+def _architecture(found: GgufFile, spec: ModelSpec) -> Iterator[str]:
+    arch = found.keys.get("general.architecture")
+    if arch != spec.model_type:
+        yield f"architecture: expected {spec.model_type}, found {arch}"
+
+
+def _heads(found: GgufFile, spec: ModelSpec) -> Iterator[str]:
+    """Heads do not show in the shapes of matrices."""
+    for key, expected in (("attention.head_count", spec.n_heads), ("attention.head_count_kv", spec.n_kv_heads)):
+        heads = found.keys.get(f"{spec.model_type}.{key}", spec.n_heads)  # llama.cpp's default of both
+        if heads != expected:
+            yield f"{key}: expected {expected}, found {heads}"
+
+
+def _shapes(found: GgufFile, spec: ModelSpec) -> Iterator[str]:
+    expected = {gguf_name(tensor): tensor.shape for tensor in spec.tensors}
+    if spec.tied and "output.weight" in found.tensors:  # some converters write the head of a tied checkpoint as well
+        expected["output.weight"] = expected["token_embd.weight"]
+    problems = [
+        f"{name}: missing, expected {list(shape)}"
+        if name not in found.tensors
+        else f"{name}: expected {list(shape)}, found {list(found.tensors[name].shape)}"
+        for name, shape in expected.items()
+        if name not in found.tensors or found.tensors[name].shape != shape
+    ]
+    problems += [f"{name}: not a tensor of {spec.model_type}" for name in found.tensors.keys() - expected.keys()]
+    yield from _some(sorted(problems), "tensors")
+
+
+def _vocabulary(found: GgufFile, spec: ModelSpec, checkpoint: Checkpoint) -> Iterator[str]:
+    """The tokens that the checkpoint's tokenizer can give have its texts; what pads the embedding may differ."""
+    if len(found.tokens) != spec.vocab_size:
+        yield f"vocabulary: expected {spec.vocab_size} tokens, found {len(found.tokens)}"
+    tokens, kinds = Tokenizer(checkpoint.path).vocabulary(spec.vocab_size)
+    pairs = enumerate(zip(tokens, kinds, found.tokens, strict=False))
+    differing = [
+        f"token {i}: expected {expected!r}, found {token!r}"
+        for i, (expected, kind, token) in pairs
+        if kind is not Kind.UNUSED and token != expected
+    ]
+    yield from _some(differing, "tokens")
+
+
+def _some(problems: list[str], what: str) -> Iterator[str]:
+    yield from problems[:SHOWN]
+    if len(problems) > SHOWN:
+        yield f"… and {len(problems) - SHOWN} more {what}"
+
+
+def _scheme(found: GgufFile) -> str:
+    """The name of the file's own llama_ftype; mixes of others' making mostly bear the name of their base."""
+    kind = found.keys.get("general.file_type")
+    return _file_types().get(kind, "unknown") if isinstance(kind, int) else "unknown"
+
+
+@cache
+def _file_types() -> dict[int, str]:
+    prefixes = ("LLAMA_FTYPE_MOSTLY_", "LLAMA_FTYPE_ALL_")
+    return {
+        value: name.removeprefix(prefixes[0]).removeprefix(prefixes[1]).lower()
+        for name, value in vars(engine.llama()).items()
+        if name.startswith(prefixes)
+    }
