@@ -55,7 +55,10 @@ def test_the_table_of_schemes_fits_a_terminal() -> None:
 
 def test_schemes_as_json() -> None:
     found = {row["scheme"]: row for row in json.loads(succeeded("schemes", "--json", "-").stdout)}
-    assert found.keys() == {"f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q5_0", "q4_k_m", "q4_0"}
+    assert found.keys() == {
+        *("f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q5_k_s", "q5_1", "q5_0", "q4_k_m", "q4_k_s", "q4_1", "q4_0"),
+        *("iq4_nl", "iq4_xs", "q3_k_l", "q3_k_m", "q3_k_s", "q2_k"),
+    }
     assert found["q8_0"]["bits_per_weight"] == 8.5
     assert found["q8_0"]["format"] == "gguf"
 
@@ -179,7 +182,7 @@ def test_convert_into_an_existing_folder_is_refused(empty: bool, source: Path, t
 @pytest.mark.parametrize(
     ("format_name", "scheme", "said"),
     [
-        ("gguf", "q4_k", "gguf has no scheme 'q4_k'; did you mean 'q4_k_m'?"),
+        ("gguf", "q4_k", "gguf has no scheme 'q4_k'; did you mean 'q4_k_s'?"),
         ("gguf", "zzz", "known: f32, f16, bf16, q8_0"),
         ("ggfu", "q4_0", "format 'ggfu' does not exist; did you mean 'gguf'?"),
     ],

@@ -312,7 +312,7 @@ def test_every_key_of_the_identity_is_compared() -> None:
 def test_a_variant_measured_as_another_scheme_fails(measured: str | None) -> None:
     variant = good() | {"scheme": measured}
     measurements = {"identity": IDENTITY, "variants": {"v": variant}}
-    result = judge(measurements, ["v"], lambda name: LIMITS, "warn", {"v": "q4_0"})
+    result = judge(measurements, ["v"], lambda name: LIMITS, "warn", {"v": {"scheme": "q4_0"}})
     assert (result.verdict, result.passes) == (FAIL, False)
     check = only(result, "same_scheme")
     assert check.verdict == FAIL

@@ -55,9 +55,12 @@ def test_a_stage_shows_a_mistake_without_a_traceback(
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("scheme: q4_0", "scheme: q4_1", "gguf has no scheme 'q4_1'; did you mean 'q4_0'?"),
+        ("scheme: q4_0", "scheme: q4_9", "gguf has no scheme 'q4_9'; did you mean 'q4_1'?"),
+        ("scheme: q4_0", "scheme: q4_0, types: {attn_v: q9}", "types: attn_v asks for the type 'q9'; known: f32"),
+        ("scheme: q4_0", "scheme: q4_0, evaluate: {kv_type: q8_0}", "kv_type q8_0 needs flash attention"),
+        ("scheme: q4_0", "path: absent.gguf", "absent.gguf is not a file"),
         ("format: gguf", "format: ggfu", "format 'ggfu' does not exist; did you mean 'gguf'?"),
-        ("revision: null", "revision: abc", "revision is 'abc', but assets/qwen3-tiny is a folder."),
+        ("revision: null", "revision: abc", "revision is 'abc', but assets/qwen3-tiny is a folder: only a Hub id has revisions."),
     ],
 )
 def test_fetch_refuses_what_later_stages_would(old: str, new: str, message: str, project: Path) -> None:

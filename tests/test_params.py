@@ -110,7 +110,6 @@ def test_an_unknown_key_is_refused_by_its_full_name(change: Change, message: str
 @pytest.mark.parametrize(
     ("change", "key"),
     [
-        (lambda raw: raw["variants"]["gguf-q4_0"].pop("scheme"), "variants.gguf-q4_0.scheme"),
         (lambda raw: raw["variants"]["gguf-q4_0"].pop("format"), "variants.gguf-q4_0.format"),
         (lambda raw: raw.pop("checkpoint"), "checkpoint"),
         (lambda raw: raw.pop("revision"), "revision"),
@@ -155,7 +154,7 @@ def put(where: str, value: object) -> Change:
         ("corpus.context", 512.0, "corpus.context must be a whole number, found 512.0"),
         ("variants", ["gguf-q4_0"], "variants must be a mapping, found ['gguf-q4_0']"),
         ("variants.gguf-q4_0", "q4_0", "variants.gguf-q4_0 must be a mapping, found 'q4_0'"),
-        ("variants.gguf-q4_0.scheme", 4, "variants.gguf-q4_0.scheme must be text, found 4"),
+        ("variants.gguf-q4_0.scheme", 4, "variants.gguf-q4_0.scheme must be text or null, found 4"),
         ("evaluate.threads", False, "evaluate.threads must be a whole number, found False"),
         ("evaluate.flash_attention", "auto", "evaluate.flash_attention must be true or false, found 'auto'"),
         ("evaluate.flash_attention", 1, "evaluate.flash_attention must be true or false, found 1"),
@@ -212,9 +211,44 @@ def test_a_share_from_0_to_1_is_a_limit(share: float | None, tmp_path: Path) -> 
     assert params.gate.limits["default"].min_same_top == share
 
 
-def test_each_variant_has_a_scheme(tmp_path: Path) -> None:
-    params = load_changed(tmp_path, put("variants.b", {"format": "gguf", "scheme": "q8_0"}))
-    assert params.schemes == {"gguf-q4_0": "q4_0", "b": "q8_0"}
+def test_each_variant_asks_for_a_scheme_or_a_file(tmp_path: Path) -> None:
+    def change(raw: dict[str, Any]) -> None:
+        raw["variants"]["b"] = {"format": "gguf", "scheme": "q8_0", "types": {"ATTN_V": "Q4_K", "output": "f16"}}
+        raw["variants"]["c"] = {"format": "gguf", "path": "some/file.gguf"}
+
+    params = load_changed(tmp_path, change)
+    assert params.asked == {
+        "gguf-q4_0": {"scheme": "q4_0"},
+        "b": {"scheme": "q8_0+attn_v=q4_k,output=f16"},
+        "c": {"path": "some/file.gguf"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("variant", "message"),
+    [
+        ({"format": "gguf"}, "variants.b needs either a scheme to build or the path of a file"),
+        ({"format": "gguf", "scheme": "q4_0", "path": "a.gguf"}, "variants.b needs either a scheme to build or"),
+        ({"format": "gguf", "path": "a.gguf", "types": {"attn_v": "q8_0"}}, "variants.b has types, but no scheme"),
+        ({"format": "gguf", "scheme": "q4_0", "types": {"attn_v": 8}}, "variants.b.types.attn_v must be text, found 8"),
+        ({"format": "gguf", "scheme": "q4_0", "evaluate": {"kv": "q8_0"}}, "unknown key 'variants.b.evaluate.kv'; known: threads"),
+        ({"format": "gguf", "scheme": "q4_0", "evaluate": {"threads": -1}}, "variants.b.evaluate.threads must be 0 or"),
+    ],
+)
+def test_a_variant_that_says_too_little_or_too_much(variant: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ParamsError, match=re.escape(message)):
+        load_changed(tmp_path, put("variants.b", variant))
+
+
+def test_a_variants_own_evaluate_settings_go_over_those_of_all(tmp_path: Path) -> None:
+    def change(raw: dict[str, Any]) -> None:
+        raw["evaluate"] = {"threads": 3, "flash_attention": False, "kv_type": "f16"}
+        own = {"kv_type": "q8_0", "flash_attention": True}
+        raw["variants"]["b"] = {"format": "gguf", "scheme": "q8_0", "evaluate": own}
+
+    params = load_changed(tmp_path, change)
+    assert params.evaluate_of("b") == Evaluate(threads=3, flash_attention=True, kv_type="q8_0")
+    assert params.evaluate_of("gguf-q4_0") == Evaluate(threads=3, flash_attention=False, kv_type="f16")
 
 
 def test_a_variant_by_name(tmp_path: Path) -> None:
