@@ -53,6 +53,8 @@ def variant(size: int, kld: float, ratio: float, prefill: float | None = 1000.0,
     return {
         "format": "gguf",
         "scheme": "q4_0",
+        "path": None,
+        "tensors_sha256": f"{size:064x}",
         "size_bytes": size,
         "bits_per_weight": 4.5,
         "effective_types": {"Q4_0": 900, "Q6_K": 98, "F32": 2},

@@ -322,7 +322,9 @@ def test_a_variant_measured_as_another_scheme_fails(measured: str | None) -> Non
 
 def test_a_variant_measured_as_its_scheme_passes() -> None:
     measurements = {"identity": IDENTITY, "variants": {"v": good() | {"scheme": "q4_0"}}}
-    result = judge(measurements, ["v"], lambda name: LIMITS, "fail", {"v": "q4_0", "other": "q8_0"})
+    result = judge(
+        measurements, ["v"], lambda name: LIMITS, "fail", {"v": {"scheme": "q4_0"}, "other": {"scheme": "q8_0"}}
+    )
     assert result.verdict == PASS
     assert [check.name for check in result.checks] == [*CHECKS]
 

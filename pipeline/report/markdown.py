@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,13 +24,14 @@ def render(measurements: Mapping[str, Any], names: Sequence[str]) -> str:
     lengths = sorted({n for v in variants.values() for n in v["prefill"]}, key=int)
     decodes = sorted({n for v in variants.values() for n in v["decode"]}, key=int)
     on_front = front(variants)
+    notes = _notes(variants)
     ordered = sorted((n for n in names if n in variants), key=lambda n: -variants[n]["size_bytes"])
     return environment.get_template("pareto.md.j2").render(
         measurements=measurements,
         identity=measurements["identity"],
         machine=measurements["machine"],
         machine_id=short_id(measurements["machine"]),
-        rows=[_row(n, variants[n], lengths, decodes, n in on_front) for n in ordered],
+        rows=[_row(n, variants[n], lengths, decodes, n in on_front, notes[n]) for n in ordered],
         missing=[n for n in names if n not in variants],
         front=on_front,
         picks=picks(variants),
@@ -43,13 +45,18 @@ def render(measurements: Mapping[str, Any], names: Sequence[str]) -> str:
 
 
 def _row(
-    name: str, variant: Mapping[str, Any], lengths: Sequence[str], decodes: Sequence[str], on_front: bool
+    name: str,
+    variant: Mapping[str, Any],
+    lengths: Sequence[str],
+    decodes: Sequence[str],
+    on_front: bool,
+    notes: Sequence[str],
 ) -> dict[str, Any]:
     return {
         "name": f"**{name}**" if on_front else name,
         "size": megabytes(variant["size_bytes"]),
         "bits": f"{variant['bits_per_weight']:.2f}",
-        "types": effective(variant["effective_types"]),
+        "types": "; ".join([effective(variant["effective_types"]), *notes]),
         "kld": ranged(variant["kld"]["mean"], decimals(variant["kld"]["mean"]["value"])),
         "ratio": ranged(variant["ln_ppl_ratio"], 4, signed=True),
         "ppl": ranged(variant["ppl"], 2),
@@ -58,6 +65,24 @@ def _row(
         "prefill": [_speed(variant["prefill"].get(n)) for n in lengths],
         "decode": [_speed(variant["decode"].get(n)) for n in decodes],
     }
+
+
+def _notes(variants: Mapping[str, Any]) -> dict[str, list[str]]:
+    """What sets a variant apart beside its types: who made it, the same bytes under another name, engine settings."""
+    settings = {name: _settings(v["engine"]) for name, v in variants.items()}
+    usual = Counter(settings.values()).most_common(1)[0][0] if settings else ""
+    notes: dict[str, list[str]] = {}
+    for name, v in variants.items():
+        twins = [n for n in variants if n != name and variants[n]["tensors_sha256"] == v["tensors_sha256"]]
+        notes[name] = [f"made elsewhere, says {v['scheme']}"] if v["path"] else []
+        notes[name] += [f"same bytes as {', '.join(twins)}"] if twins else []
+        notes[name] += [settings[name]] if settings[name] != usual else []
+    return notes
+
+
+def _settings(engine: Mapping[str, Any]) -> str:
+    """What a variant may set of its own."""
+    return f"KV cache {engine['kv_type']}, flash attention {engine['flash_attention']}"
 
 
 def _tasks(variant: Mapping[str, Any]) -> list[Mapping[str, Any]]:

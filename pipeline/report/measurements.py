@@ -65,6 +65,8 @@ def _variant(artifact: dict[str, Any], quality: dict[str, Any], timed: dict[str,
     return {
         "format": artifact["format"],
         "scheme": artifact["scheme"],
+        "path": artifact["path"],
+        "tensors_sha256": artifact["tensors_sha256"],
         "size_bytes": artifact["size_bytes"],
         "bits_per_weight": artifact["bits_per_weight"],
         "effective_types": {name: entry["weights"] for name, entry in artifact["effective_types"].items()},

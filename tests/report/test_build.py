@@ -62,6 +62,8 @@ def leave(root: Path, names: list[str]) -> None:
         artifact = {
             "format": "gguf",
             "scheme": "q4_0",
+            "path": None,
+            "tensors_sha256": name,
             "files": FILES,
             "size_bytes": 5_000_000 + i,
             "bits_per_weight": 4.5,

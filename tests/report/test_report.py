@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from figures import IDENTITY, TIMING_ENGINE, figure, rate, row_of, variant
+from figures import ENGINE, IDENTITY, TIMING_ENGINE, figure, rate, row_of, variant
 
 from pipeline.report.markdown import decimals, effective, megabytes, ranged, render
 from pipeline.report.pareto import change, percent
@@ -175,3 +175,16 @@ def test_one_window_is_drawn_without_bars(measurements: dict[str, Any], tmp_path
     measurements["variants"]["big"]["kld"]["mean"] = figure(0.001, None)
     draw(measurements, tmp_path / "a.png")
     assert size_of(tmp_path / "a.png") == (1040, 650)
+
+
+def test_what_sets_a_variant_apart_is_beside_its_types(measurements: dict[str, Any]) -> None:
+    variants = measurements["variants"]
+    variants["middle"]["tensors_sha256"] = variants["big"]["tensors_sha256"]
+    variants["middle"]["engine"] = ENGINE | {"kv_type": "q8_0", "flash_attention": "on"}
+    variants["small"] |= {"path": "some/file.gguf", "scheme": "q4_k_m"}
+    text = render(measurements, [*variants])
+    types = "Q4_0 90 %, Q6_K 10 %, F32 <1 %"
+    assert row_of(text, "big")[-1] == f"{types}; same bytes as middle"
+    assert row_of(text, "middle")[-1] == f"{types}; same bytes as big; KV cache q8_0, flash attention on"
+    assert row_of(text, "worse")[-1] == types
+    assert row_of(text, "small")[-1] == f"{types}; made elsewhere, says q4_k_m"
