@@ -30,5 +30,6 @@ check: setup
 	lint-imports
 
 bench: setup
+	python -m benchmarks.equality
 	python -m benchmarks.convert
 	python -m benchmarks.perplexity

@@ -35,6 +35,12 @@ from pipeline.types import Encoding, ModelSpec, Planned, TensorSpec
 FALLBACK = {IQ4_XS: IQ4_NL, Q2_K: Q4_0, Q3_K: Q4_0, Q4_K: Q5_0, Q5_K: Q5_1, Q6_K: Q8_0}
 """For rows that do not divide into blocks of 256: the next larger encoding of 32."""
 
+SOME_LAYERS = {
+    "attn_v": ("q5_k_m", "q4_k_m", "q4_k_s"),
+    "ffn_down": ("q5_k_m", "q4_k_m", "q4_k_s", "iq4_nl", "iq4_xs"),
+}
+"""Schemes that give more bits to some layers only."""
+
 Choice = tuple[Encoding, str]
 """An encoding and why it was taken."""
 
@@ -162,12 +168,8 @@ def _mixed(role: str, spec: ModelSpec, scheme: Scheme, index: int) -> Choice:
         return Q5_K, "attn_v of an 80-layer model (70B) gets more bits: Q5_K"
     if found is None:
         return base, "the scheme's own"
-    return found, f"{role} {'of some layers ' if _varies(scheme.name, role) else ''}gets more bits: {found.name}"
-
-
-def _varies(scheme: str, role: str) -> bool:
-    """Whether the layers of a role get different encodings."""
-    return scheme not in {"q2_k", "q3_k_l"} and (role, scheme[:3]) not in {("attn_output", "q3_"), ("attn_v", "iq4")}
+    some = "of some layers " if scheme.name in SOME_LAYERS.get(role, ()) else ""
+    return found, f"{role} {some}gets more bits: {found.name}"
 
 
 def _more_bits(index: int, n: int) -> bool:
