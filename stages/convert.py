@@ -6,6 +6,7 @@ import click
 
 from pipeline import artifact, params, paths
 from pipeline.console import Command
+from pipeline.source.hub import fetched_revision
 
 
 @click.command(cls=Command)
@@ -14,7 +15,8 @@ def main(name: str) -> None:
     """Convert the variant NAME of params.yaml."""
     given = params.load(paths.PARAMS)
     variant = given.variant(name)
-    artifact.convert(given.checkpoint, variant.format, variant.scheme, paths.variant(name), given.revision)
+    revision = fetched_revision(given.checkpoint)
+    artifact.convert(given.checkpoint, variant.format, variant.scheme, paths.variant(name), revision)
 
 
 if __name__ == "__main__":
