@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,15 @@ import pytest
 from figures import hand_made
 
 ROOT = Path(__file__).parent.parent
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """No test asks the Hub, or reads or fills the user's Hub cache: huggingface_hub looks here when it is imported."""
+    folder = tempfile.TemporaryDirectory(prefix="quantgate-hub-")
+    config.add_cleanup(folder.cleanup)
+    os.environ |= {"HF_HOME": folder.name, "HF_HUB_OFFLINE": "1"}
+    for name in ("HF_ENDPOINT", "HF_TOKEN", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_DATASETS_OFFLINE"):
+        os.environ.pop(name, None)
 
 
 @pytest.fixture(scope="session")

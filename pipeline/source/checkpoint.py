@@ -159,7 +159,7 @@ def weight_files(folder: Path, names: Collection[str], source: Path | str) -> li
         if SINGLE in names:
             return [SINGLE]
         pickled = sorted(name for name in names if PurePosixPath(name).suffix in PICKLES)
-        hint = f" It holds {', '.join(pickled)}: pickles are not read." if pickled else ""
+        hint = f" It holds {_some(pickled)}: pickles are not read." if pickled else ""
         raise CheckpointError(f"{source} holds neither {SINGLE} nor {INDEX}.{hint} Save it as safetensors.")
     shards = sorted(set(_weight_map(folder / INDEX).values()))
     if SINGLE in names and SINGLE not in shards:

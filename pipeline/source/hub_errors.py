@@ -58,8 +58,8 @@ def _told(error: BaseException, name: str, revision: str, last: str | None) -> P
             f"{constants.HF_HUB_CACHE} cannot be written: {error.strerror}. "
             "Make room, or set HF_HOME to a folder elsewhere."
         )
-    if isinstance(error, OSError) and not isinstance(error, ConnectionError):  # of a file that is too short
-        return CheckpointError(f"{name} did not arrive whole: {error} Run this again.")
+    if isinstance(error, OSError) and not isinstance(error, ConnectionError):  # as of a file that is too short
+        return CheckpointError(f"{name} was not fetched: {error} Run this again.")
     cached = f", or set HF_HUB_OFFLINE=1 to take {revision} as the cache holds it, commit {last}" if last else ""
     return CheckpointError(  # the cached commit is named and not taken: a branch may have moved on
         f"{name} is not a folder, and {hub} cannot be reached ({type(error).__name__}: {error}). "
