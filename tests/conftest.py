@@ -63,6 +63,16 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty Hub cache; offline, as all tests are."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert constants.HF_HUB_OFFLINE
+    return tmp_path / "hub"
+
+
+@pytest.fixture
 def measurements() -> dict[str, Any]:
     """measurements.json of four variants, made by hand."""
     return hand_made()

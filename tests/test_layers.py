@@ -10,7 +10,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-HEAVY = ("torch", "transformers", "llama_cpp", "gguf", "matplotlib", "jinja2", "tokenizers", "cpuinfo")
+HEAVY = (
+    "torch",
+    "transformers",
+    "llama_cpp",
+    "gguf",
+    "matplotlib",
+    "jinja2",
+    "tokenizers",
+    "cpuinfo",
+    "huggingface_hub",
+    "datasets",
+)
 STAGES = ("fetch", "corpus", "reference", "convert", "evaluate", "machine", "benchmark", "report", "gate")
 
 

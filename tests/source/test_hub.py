@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from commands import refused, succeeded
-from hub_server import COMMIT, OLDER, Hub, files_of, serving, write_cache
+from hub_server import COMMIT, OLDER, Hub, files_of, serving, turn_to, write_cache
 from huggingface_hub import constants
 from support import write_checkpoint
 
@@ -49,27 +49,13 @@ def files(source: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty Hub cache; offline, as all tests are."""
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    assert constants.HF_HUB_OFFLINE
-    return tmp_path / "hub"
-
-
-@pytest.fixture
-def hub(cache: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(hub_cache: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A Hub that holds one repository, and is where huggingface_hub looks."""
     with serving(Hub(repos={NAME: {COMMIT: files, OLDER: files | {"config.json": b'{"model_type": "old"}'}}})) as hub:
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", CHUNK)
         turn_to(hub.endpoint, monkeypatch)
+        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", CHUNK)
         monkeypatch.setattr("time.sleep", lambda seconds: None)  # between attempts
         yield hub
-
-
-def turn_to(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
 
 
 def without_network(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,9 +94,9 @@ def test_what_reads_as_an_id(text: str, is_id: bool) -> None:
 
 
 def test_a_folder_that_exists_is_a_folder_whatever_its_name(
-    source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, hub_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_cache(cache, f"{source.parent.name}/Tiny-1.5B", {}, COMMIT)
+    write_cache(hub_cache, f"{source.parent.name}/Tiny-1.5B", {}, COMMIT)
     monkeypatch.chdir(source.parent.parent)
     with open_checkpoint(f"{source.parent.name}/Tiny-1.5B") as checkpoint:
         assert (checkpoint.name, checkpoint.revision) == ("Tiny-1.5B", None)
@@ -126,7 +112,7 @@ def test_a_folder_that_exists_is_a_folder_whatever_its_name(
         ("a/b/c", "a/b/c is not a folder"),
     ],
 )
-def test_what_is_neither_is_refused(text: str, said: str, cache: Path) -> None:
+def test_what_is_neither_is_refused(text: str, said: str, hub_cache: Path) -> None:
     assert said in refusal(text)
 
 
@@ -134,7 +120,7 @@ def test_a_folder_has_no_revision(source: Path) -> None:
     assert "only a Hub id has revisions" in refusal(str(source), "main")
 
 
-def test_without_the_package_the_extra_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_extra_is_named(hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert "pip install -e '.[hub]'" in refusal(NAME, kind=PipelineError)
 
@@ -142,8 +128,8 @@ def test_without_the_package_the_extra_is_named(cache: Path, monkeypatch: pytest
 # Offline: what the cache holds
 
 
-def test_a_cached_snapshot_is_used_offline(cache: Path, source: Path) -> None:
-    folder = write_cache(cache, NAME, files_of(source), COMMIT)
+def test_a_cached_snapshot_is_used_offline(hub_cache: Path, source: Path) -> None:
+    folder = write_cache(hub_cache, NAME, files_of(source), COMMIT)
     with open_checkpoint(NAME) as checkpoint, open_checkpoint(source) as local:
         assert (checkpoint.path, checkpoint.name, checkpoint.revision) == (folder, NAME, COMMIT)
         assert checkpoint.tensor("model.norm.weight").tolist() == local.tensor("model.norm.weight").tolist()
@@ -151,28 +137,28 @@ def test_a_cached_snapshot_is_used_offline(cache: Path, source: Path) -> None:
         assert (checkpoint.identity().name, checkpoint.identity().revision) == (NAME, COMMIT)
 
 
-def test_a_commit_needs_no_ref_offline(cache: Path, source: Path) -> None:
-    write_cache(cache, NAME, files_of(source), COMMIT, ref=None)
+def test_a_commit_needs_no_ref_offline(hub_cache: Path, source: Path) -> None:
+    write_cache(hub_cache, NAME, files_of(source), COMMIT, ref=None)
     with open_checkpoint(NAME, COMMIT) as checkpoint:
         assert checkpoint.revision == COMMIT
 
 
 @pytest.mark.parametrize("revision", ["v2", OLDER, "../../refs/v1"])
-def test_a_revision_that_is_not_cached_is_refused_offline(revision: str, cache: Path, source: Path) -> None:
-    write_cache(cache, NAME, files_of(source), COMMIT)
+def test_a_revision_that_is_not_cached_is_refused_offline(revision: str, hub_cache: Path, source: Path) -> None:
+    write_cache(hub_cache, NAME, files_of(source), COMMIT)
     said = refusal(NAME, revision)
     assert f"holds no revision {revision} of it; it holds {COMMIT}. Unset HF_HUB_OFFLINE" in said
 
 
-def test_a_repository_that_is_not_cached_is_refused_offline(cache: Path) -> None:
+def test_a_repository_that_is_not_cached_is_refused_offline(hub_cache: Path) -> None:
     said = refusal(NAME)
     assert f"{NAME} is not a folder, and as a Hub id it cannot be fetched: HF_HUB_OFFLINE is set" in said
-    assert f"{cache} holds no revision main of it. Unset" in said
+    assert f"{hub_cache} holds no revision main of it. Unset" in said
 
 
-def test_an_incomplete_snapshot_is_refused_offline_with_its_absent_files(cache: Path, tmp_path: Path) -> None:
+def test_an_incomplete_snapshot_is_refused_offline_with_its_absent_files(hub_cache: Path, tmp_path: Path) -> None:
     files = files_of(write_checkpoint(tmp_path / "c", shards=3))
-    folder = write_cache(cache, NAME, files, COMMIT)
+    folder = write_cache(hub_cache, NAME, files, COMMIT)
     (folder / "tokenizer.json").unlink()
     (folder / "model-00002-of-00003.safetensors").resolve().unlink()  # a link to nothing
     said = refusal(NAME)
@@ -183,16 +169,16 @@ def test_an_incomplete_snapshot_is_refused_offline_with_its_absent_files(cache: 
     ]
 
 
-def test_a_snapshot_without_weights_is_incomplete_offline(cache: Path, source: Path) -> None:
-    write_cache(cache, NAME, files_of(source), COMMIT)
-    (storage(cache) / "snapshots" / COMMIT / "model.safetensors").unlink()
+def test_a_snapshot_without_weights_is_incomplete_offline(hub_cache: Path, source: Path) -> None:
+    write_cache(hub_cache, NAME, files_of(source), COMMIT)
+    (storage(hub_cache) / "snapshots" / COMMIT / "model.safetensors").unlink()
     assert "  - model.safetensors is absent" in refusal(NAME)
 
 
 # From the Hub
 
 
-def test_only_needed_files_are_asked_for(hub: Hub, cache: Path, source: Path, files: dict[str, bytes]) -> None:
+def test_only_needed_files_are_asked_for(hub: Hub, hub_cache: Path, source: Path, files: dict[str, bytes]) -> None:
     with open_checkpoint(NAME) as checkpoint:
         assert {file.name for file in checkpoint.path.iterdir()} == hub.files_asked()
         assert checkpoint.identity().files.keys() == hub.files_asked()
@@ -206,7 +192,7 @@ def test_only_needed_files_are_asked_for(hub: Hub, cache: Path, source: Path, fi
         "tokenizer_config.json",
         "model.safetensors",
     }
-    assert [path.name for path in storage(cache).rglob("*.incomplete")] == []
+    assert [path.name for path in storage(hub_cache).rglob("*.incomplete")] == []
 
 
 def test_the_shards_that_the_index_names(hub: Hub, tmp_path: Path) -> None:
@@ -221,13 +207,13 @@ def test_the_shards_that_the_index_names(hub: Hub, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("revision", "commit"), [(None, COMMIT), ("main", COMMIT), ("v1", OLDER), (OLDER, OLDER)])
-def test_a_revision_is_pinned_to_its_commit(revision: str | None, commit: str, hub: Hub, cache: Path) -> None:
+def test_a_revision_is_pinned_to_its_commit(revision: str | None, commit: str, hub: Hub, hub_cache: Path) -> None:
     with open_checkpoint(NAME, revision) as checkpoint:
         assert checkpoint.revision == commit
         assert checkpoint.path.name == commit
         assert checkpoint.config["model_type"] == {COMMIT: "qwen2", OLDER: "old"}[commit]
     assert hub.commits_asked() == {commit}
-    refs = {path.name: path.read_text() for path in storage(cache).glob("refs/*")}
+    refs = {path.name: path.read_text() for path in storage(hub_cache).glob("refs/*")}
     assert refs == ({} if revision == commit else {revision or "main": commit})
 
 
@@ -240,12 +226,12 @@ def test_a_cached_commit_asks_nothing_and_a_branch_only_where_it_is(hub: Hub) ->
     assert [path for _, path, _ in hub.asked] == [f"/api/models/{NAME}/revision/main"]
 
 
-def test_a_branch_that_moved_on_is_fetched_again(hub: Hub, cache: Path) -> None:
+def test_a_branch_that_moved_on_is_fetched_again(hub: Hub, hub_cache: Path) -> None:
     open_checkpoint(NAME)
     hub.refs["main"] = OLDER
     with open_checkpoint(NAME) as checkpoint:
         assert checkpoint.revision == OLDER
-    assert (storage(cache) / "refs" / "main").read_text() == OLDER
+    assert (storage(hub_cache) / "refs" / "main").read_text() == OLDER
 
 
 def test_what_was_fetched_is_used_offline(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,18 +243,18 @@ def test_what_was_fetched_is_used_offline(hub: Hub, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_file_that_the_listing_knows_may_not_be_absent_offline(
-    hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch
+    hub: Hub, hub_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_checkpoint(NAME)
-    (storage(cache) / "snapshots" / COMMIT / "generation_config.json").unlink()
+    (storage(hub_cache) / "snapshots" / COMMIT / "generation_config.json").unlink()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "  - generation_config.json is absent" in refusal(NAME)
 
 
-def test_an_absent_file_is_fetched_anew(hub: Hub, cache: Path) -> None:
+def test_an_absent_file_is_fetched_anew(hub: Hub, hub_cache: Path) -> None:
     before = open_checkpoint(NAME).identity()
     for name in ("generation_config.json", "model.safetensors"):
-        path = storage(cache) / "snapshots" / COMMIT / name
+        path = storage(hub_cache) / "snapshots" / COMMIT / name
         path.resolve().unlink()
         path.unlink()
     hub.asked.clear()
@@ -284,11 +270,11 @@ def weights_of(hub: Hub) -> bytes:
 
 
 @pytest.fixture
-def tokenizer_here(hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def tokenizer_here(hub: Hub, hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The small files are there, so that the weights alone are large files to come."""
     weights = hub.repos[NAME][COMMIT].pop("model.safetensors")
     refusal(NAME)
-    shutil.rmtree(storage(cache) / "trees")
+    shutil.rmtree(storage(hub_cache) / "trees")
     monkeypatch.setattr("huggingface_hub._tree_cache._IN_MEMORY_TREE_CACHE", {})
     hub.repos[NAME][COMMIT]["model.safetensors"] = weights
     hub.asked.clear()
@@ -304,12 +290,12 @@ def test_a_cut_connection_is_continued(hub: Hub, source: Path) -> None:
 
 
 @pytest.mark.usefixtures("tokenizer_here")
-def test_the_next_run_continues_where_a_failed_one_stopped(hub: Hub, cache: Path) -> None:
+def test_the_next_run_continues_where_a_failed_one_stopped(hub: Hub, hub_cache: Path) -> None:
     hub.faults = [2 * CHUNK, 503]
     assert "answers 503 Service Unavailable. Run this again later" in refusal(NAME)
-    (partial,) = storage(cache).rglob("*.incomplete")
+    (partial,) = storage(hub_cache).rglob("*.incomplete")
     assert partial.read_bytes() == weights_of(hub)[: 2 * CHUNK]
-    assert not (storage(cache) / "snapshots" / COMMIT / "model.safetensors").exists()
+    assert not (storage(hub_cache) / "snapshots" / COMMIT / "model.safetensors").exists()
 
     hub.asked.clear()
     with open_checkpoint(NAME) as checkpoint:
@@ -320,9 +306,9 @@ def test_the_next_run_continues_where_a_failed_one_stopped(hub: Hub, cache: Path
 
 @pytest.mark.usefixtures("tokenizer_here")
 @pytest.mark.parametrize("size", [100, 10**6])
-def test_a_part_of_other_bytes_is_not_kept(size: int, hub: Hub, cache: Path) -> None:
+def test_a_part_of_other_bytes_is_not_kept(size: int, hub: Hub, hub_cache: Path) -> None:
     """Fewer than the file has: the hash says so at the end. More: they cannot be its own."""
-    blob = storage(cache) / "blobs" / hashlib.sha256(weights_of(hub)).hexdigest()
+    blob = storage(hub_cache) / "blobs" / hashlib.sha256(weights_of(hub)).hexdigest()
     partial = blob.with_name(f"{blob.name}.quantgate.incomplete")
     partial.write_bytes(b"x" * size)
     assert size < len(weights_of(hub)) or size == 10**6 > len(weights_of(hub))
@@ -358,9 +344,9 @@ def test_no_room_is_said_before_the_weights(hub: Hub, monkeypatch: pytest.Monkey
     assert all("GET" != method for method, path, _ in hub.asked if "model.safetensors" in path)
 
 
-def test_a_cache_that_cannot_be_written(hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache.write_text("a file where a folder must be")
-    assert f"{cache} cannot be written: " in refusal(NAME, kind=OutputError)
+def test_a_cache_that_cannot_be_written(hub: Hub, hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub_cache.write_text("a file where a folder must be")
+    assert f"{hub_cache} cannot be written: " in refusal(NAME, kind=OutputError)
 
 
 def test_a_file_too_large_to_continue_is_left_to_the_hubs_own_program(
@@ -387,8 +373,7 @@ def test_a_gated_repository(hub: Hub) -> None:
     assert f"{NAME} is gated: accept its terms at {hub.endpoint}/{NAME}, then run `hf auth login`" in refusal(NAME)
 
 
-def test_no_network(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+def test_no_network(hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_network(monkeypatch)
     said = refusal(NAME)
     assert f"{NAME} is not a folder, and http://127.0.0.1:9 cannot be reached (ConnectError: " in said
@@ -446,7 +431,7 @@ def test_a_command_says_what_is_wrong_with_an_id(hub: Hub) -> None:
 
 
 def test_stages_take_the_commit_that_fetch_pinned(
-    cache: Path, tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+    hub_cache: Path, tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_json(paths.SOURCE, {"name": NAME, "revision": COMMIT, "files": {}})

@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import pytest
+from huggingface_hub import constants
+
 COMMIT, OLDER = "c0" * 20, "0d" * 20
 LARGE = (".safetensors", ".bin", "tokenizer.json")  # kept beside git and served from elsewhere, by sha256
 
@@ -77,6 +80,13 @@ def write_cache(cache: Path, name: str, files: dict[str, bytes], commit: str, re
     return snapshot
 
 
+def turn_to(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where huggingface_hub asks from now on, as HF_ENDPOINT would say before it is imported."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
+
+
 @contextmanager
 def serving(hub: Hub) -> Iterator[Hub]:
     class Handler(BaseHTTPRequestHandler):
@@ -104,6 +114,8 @@ def serving(hub: Hub) -> Iterator[Hub]:
 
 def answer(hub: Hub, request: BaseHTTPRequestHandler) -> None:
     path = unquote(urlsplit(request.path).path)
+    if path == "/api/agent-harnesses":  # by huggingface_hub for its own ends, once in a while
+        return refuse(request, 404, "")
     hub.asked.append((request.command, path, request.headers.get("Range")))
     if path.startswith("/large/"):
         return send_large(hub, request, path.removeprefix("/large/"))
