@@ -68,7 +68,7 @@ def test_a_stage_shows_a_mistake_without_a_traceback(
     [
         ("scheme: q4_0", "scheme: q4_1", "gguf has no scheme 'q4_1'; did you mean 'q4_0'?"),
         ("format: gguf", "format: ggfu", "format 'ggfu' does not exist; did you mean 'gguf'?"),
-        ("revision: null", "revision: abc", "revision is 'abc', but assets/qwen3-tiny is a folder."),
+        ("revision: null", "revision: abc", "revision is 'abc', but assets/qwen3-tiny is a folder: only a Hub id"),
     ],
 )
 def test_fetch_refuses_what_later_stages_would(old: str, new: str, message: str, project: Path) -> None:
