@@ -31,7 +31,7 @@ class Hub:
     storage: str = ""  # of large files: another host, as it is for the real one
     repos: dict[str, dict[str, dict[str, bytes]]] = field(default_factory=dict)
     refs: dict[str, str] = field(default_factory=lambda: {"main": COMMIT, "v1": OLDER})
-    gated: bool = False
+    closed: tuple[int, str] | None = None  # the status and error code of every file; the listing stays open
     faults: list[int] = field(
         default_factory=list
     )  # of large files, in turn: a status, or bytes after which it hangs up
@@ -133,8 +133,8 @@ def answer(hub: Hub, request: BaseHTTPRequestHandler) -> None:
         info = {"id": name, "modelId": name, "sha": commit, "siblings": [{"rfilename": path} for path in files]}
         return send(request, 200, {"Content-Type": "application/json"}, json.dumps(tree if api[2] == "tree" else info))
     assert file
-    if hub.gated:
-        return refuse(request, 403, "GatedRepo")
+    if hub.closed:
+        return refuse(request, *hub.closed)
     if file[3] not in files:
         return refuse(request, 404, "EntryNotFound")
     data = files[file[3]]

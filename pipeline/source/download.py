@@ -41,7 +41,8 @@ class _Blob:
         """Bytes still to come."""
         if self.path.exists():
             return 0
-        return self.size - (self.partial.stat().st_size if self.partial.exists() else 0)
+        held = self.partial.stat().st_size if self.partial.exists() else 0
+        return self.size - held if held <= self.size else self.size
 
 
 def download(name: str, commit: str, sizes: Mapping[str, int], storage: Path) -> None:

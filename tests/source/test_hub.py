@@ -368,9 +368,18 @@ def test_an_unknown_repository(hub: Hub) -> None:
     assert f"some-org/Tyni is not a folder, and {hub.endpoint} has no such repository" in refusal("some-org/Tyni")
 
 
-def test_a_gated_repository(hub: Hub) -> None:
-    hub.gated = True
-    assert f"{NAME} is gated: accept its terms at {hub.endpoint}/{NAME}, then run `hf auth login`" in refusal(NAME)
+@pytest.mark.parametrize(
+    ("status", "code", "said"),
+    [
+        (403, "GatedRepo", "is gated: accept its terms at {hub}/{name}, then run `hf auth login` or set HF_TOKEN"),
+        (401, "GatedRepo", "is gated: accept its terms at {hub}/{name}, then run `hf auth login` or set HF_TOKEN"),
+        (403, "", "{name}: {hub} answers 403 Forbidden. Run `hf auth login` or set HF_TOKEN"),
+        (500, "", "{name}: {hub} answers 500 Internal Server Error. Run this again later"),
+    ],
+)
+def test_files_that_the_hub_does_not_give(status: int, code: str, said: str, hub: Hub) -> None:
+    hub.closed = (status, code)
+    assert said.format(hub=hub.endpoint, name=NAME) in refusal(NAME)
 
 
 def test_no_network(hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
