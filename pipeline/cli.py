@@ -15,7 +15,7 @@ from pipeline.console import GATE_FAILED, Group
 
 FOLDER = click.Path(path_type=Path)
 
-revision_option = click.option("--revision", help="A commit, branch or tag, for a Hub id.")
+revision_option = click.option("--revision", help="A commit, branch or tag of a Hub id.  [default: main]")
 
 
 def _types(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
@@ -56,7 +56,10 @@ def main() -> None:
 def inspect(
     checkpoint: str, revision: str | None, scheme: str | None, types: dict[str, str], json_file: str | None
 ) -> None:
-    """Architecture and problems of CHECKPOINT, and what each scheme would weigh."""
+    """Architecture and problems of CHECKPOINT, and what each scheme would weigh.
+
+    CHECKPOINT is a folder with config.json and safetensors, or a Hub id.
+    """
     from pipeline import console_tables
     from pipeline.inspection import inspect as inspected
 
@@ -94,7 +97,10 @@ def schemes(json_file: str | None) -> None:
 def convert(
     checkpoint: str, revision: str | None, format_name: str, scheme: str, types: dict[str, str], out: Path
 ) -> None:
-    """Make the artifact of one scheme of CHECKPOINT in a new folder."""
+    """Make the artifact of one scheme of CHECKPOINT in a new folder.
+
+    CHECKPOINT is a folder with config.json and safetensors, or a Hub id.
+    """
     from pipeline import artifact
     from pipeline.report.markdown import effective, megabytes
 
@@ -106,9 +112,9 @@ def convert(
 
 @main.command()
 @click.argument("artifact_folder", metavar="ARTIFACT", type=FOLDER)
-@click.option("--checkpoint", required=True, help="The checkpoint it was made from: the reference.")
+@click.option("--checkpoint", required=True, help="The folder or Hub id it was made from: the reference.")
 @revision_option
-@click.option("--corpus", default="sample", show_default=True, help="sample, or the path of a UTF-8 text.")
+@click.option("--corpus", default="sample", show_default=True, help="sample, wikitext-2, or the path of a UTF-8 text.")
 @click.option("--windows", type=click.IntRange(1), help="Windows to score.  [default: all the text holds]")
 @click.option("--context", type=click.IntRange(4), default=512, show_default=True, help="Tokens per window.")
 @click.option("--threads", type=click.IntRange(0), default=0, help="[default: one per physical core]")

@@ -11,21 +11,24 @@ from pipeline.errors import CorpusError, suggestion
 from pipeline.files import new_folder, read_json, write_json
 from pipeline.paths import SAMPLE_TEXT
 from pipeline.source.tokenizer import Tokenizer
+from pipeline.source.wikitext import wikitext_2
 from pipeline.types import ModelSpec, Windows
 
-NAMES = ("sample", "file")
+NAMES = ("sample", "wikitext-2", "file")
 
 
 def text_path(name: str, path: str | Path | None) -> Path:
-    """Where a corpus of params lies: `sample` is embedded, `file` is the user's.
+    """Where a corpus of params lies: `sample` is embedded, `wikitext-2` comes from the Hub, `file` is the user's.
 
     Raises:
-        CorpusError: an unknown name, `file` without a path, or a path that is not a file.
+        CorpusError: an unknown name, `file` without a path, a path that is not a file, or WikiText-2 out of reach.
     """
     if name not in NAMES:
         raise CorpusError(f"corpus {name!r} does not exist; {suggestion(name, NAMES)}")
     if (name == "file") != (path is not None):
-        raise CorpusError("corpus: `file` needs a path to a UTF-8 text, `sample` takes none.")
+        raise CorpusError("corpus: `file` needs a path to a UTF-8 text, `sample` and `wikitext-2` take none.")
+    if name == "wikitext-2":
+        return wikitext_2()
     found = SAMPLE_TEXT if path is None else Path(path)
     if not found.is_file():
         raise CorpusError(f"corpus: {found} is not a file. Give the path of a UTF-8 text.")

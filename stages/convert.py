@@ -8,7 +8,7 @@ import click
 
 from pipeline import artifact, params, paths
 from pipeline.console import Command
-from pipeline.source.hub import open_checkpoint
+from pipeline.source.hub import fetched_revision, open_checkpoint
 
 
 @click.command(cls=Command)
@@ -17,12 +17,12 @@ def main(name: str) -> None:
     """Convert the variant NAME of params.yaml, or describe the file it names."""
     given = params.load(paths.PARAMS)
     variant = given.variant(name)
-    out = paths.variant(name)
+    out, revision = paths.variant(name), fetched_revision(given.checkpoint)
     if variant.path is not None:
-        with open_checkpoint(given.checkpoint, given.revision) as checkpoint:
+        with open_checkpoint(given.checkpoint, revision) as checkpoint:
             artifact.take(Path(variant.path), variant.format, checkpoint, out)
     elif variant.scheme is not None:
-        artifact.convert(given.checkpoint, variant.format, variant.scheme, out, given.revision, variant.types)
+        artifact.convert(given.checkpoint, variant.format, variant.scheme, out, revision, variant.types)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import click
 from pipeline import corpus, params, paths
 from pipeline.console import Command
 from pipeline.models import spec_of
-from pipeline.source.hub import open_checkpoint
+from pipeline.source.hub import fetched_revision, open_checkpoint
 from pipeline.source.tokenizer import Tokenizer
 
 
@@ -15,7 +15,7 @@ from pipeline.source.tokenizer import Tokenizer
 def main() -> None:
     """Cut the text into windows."""
     given = params.load(paths.PARAMS)
-    with open_checkpoint(given.checkpoint, given.revision) as checkpoint:
+    with open_checkpoint(given.checkpoint, fetched_revision(given.checkpoint)) as checkpoint:
         spec, tokenizer = spec_of(checkpoint.config), Tokenizer(checkpoint.path)
     asked = given.corpus
     path = corpus.text_path(asked.name, asked.path)

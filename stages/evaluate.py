@@ -11,7 +11,7 @@ from pipeline import artifact, corpus, params, paths
 from pipeline.console import Command
 from pipeline.evaluation import evaluate
 from pipeline.files import new_file, write_json
-from pipeline.source.hub import open_checkpoint
+from pipeline.source.hub import fetched_revision, open_checkpoint
 from pipeline.torch_forward import load_reference
 
 
@@ -22,7 +22,7 @@ def main(name: str) -> None:
     given = params.load(paths.PARAMS)
     settings = given.evaluate_of(name)
     windows = corpus.load(paths.CORPUS)
-    with open_checkpoint(given.checkpoint, given.revision) as checkpoint:
+    with open_checkpoint(given.checkpoint, fetched_revision(given.checkpoint)) as checkpoint:
         reference = load_reference(paths.REFERENCE, checkpoint)
     place = paths.variant(name)
     quality, scores = evaluate(place, artifact.load(place), windows, reference, asdict(settings))

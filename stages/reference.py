@@ -7,7 +7,7 @@ import click
 from pipeline import corpus, params, paths
 from pipeline.console import Command
 from pipeline.progress import progress
-from pipeline.source.hub import open_checkpoint
+from pipeline.source.hub import fetched_revision, open_checkpoint
 from pipeline.torch_forward import write_reference
 
 
@@ -17,7 +17,7 @@ def main() -> None:
     given = params.load(paths.PARAMS)
     windows = corpus.load(paths.CORPUS)
     with (
-        open_checkpoint(given.checkpoint, given.revision) as checkpoint,
+        open_checkpoint(given.checkpoint, fetched_revision(given.checkpoint)) as checkpoint,
         progress("reference", len(windows.ids)) as advance,
     ):
         write_reference(checkpoint, checkpoint.identity(), windows, paths.REFERENCE, advance)

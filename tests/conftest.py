@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,15 @@ import pytest
 from figures import hand_made
 
 ROOT = Path(__file__).parent.parent
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """No test asks the Hub, or reads or fills the user's Hub cache: huggingface_hub looks here when it is imported."""
+    folder = tempfile.TemporaryDirectory(prefix="quantgate-hub-")
+    config.add_cleanup(folder.cleanup)
+    os.environ |= {"HF_HOME": folder.name, "HF_HUB_OFFLINE": "1"}
+    for name in ("HF_ENDPOINT", "HF_TOKEN", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_DATASETS_OFFLINE"):
+        os.environ.pop(name, None)
 
 
 @pytest.fixture(scope="session")
@@ -50,6 +60,16 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
         yield
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty Hub cache; offline, as all tests are."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert constants.HF_HUB_OFFLINE
+    return tmp_path / "hub"
 
 
 @pytest.fixture

@@ -197,7 +197,9 @@ def test_a_file_is_the_users(text: Path) -> None:
     assert text_path("file", text) == text
 
 
-@pytest.mark.parametrize(("name", "message"), [("sampel", "did you mean 'sample'"), ("wiki", "known: sample, file")])
+@pytest.mark.parametrize(
+    ("name", "message"), [("sampel", "did you mean 'sample'"), ("poems", "known: sample, wikitext-2, file")]
+)
 def test_an_unknown_name_is_refused_with_a_hint(name: str, message: str) -> None:
     with pytest.raises(CorpusError, match=f"corpus '{name}' does not exist; {message}"):
         text_path(name, None)
@@ -207,7 +209,7 @@ def test_file_needs_a_path_and_sample_takes_none(text: Path) -> None:
     with pytest.raises(CorpusError, match="`file` needs a path to a UTF-8 text"):
         text_path("file", None)
     text.write_text("x")
-    with pytest.raises(CorpusError, match="`sample` takes none"):
+    with pytest.raises(CorpusError, match="`sample` and `wikitext-2` take none"):
         text_path("sample", text)
 
 

@@ -10,7 +10,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-HEAVY = ("torch", "transformers", "llama_cpp", "gguf", "matplotlib", "jinja2", "tokenizers", "cpuinfo")
+HEAVY = (
+    "torch",
+    "transformers",
+    "llama_cpp",
+    "gguf",
+    "matplotlib",
+    "jinja2",
+    "tokenizers",
+    "cpuinfo",
+    "huggingface_hub",
+    "datasets",
+)
 STAGES = ("fetch", "corpus", "reference", "convert", "evaluate", "machine", "benchmark", "report", "gate")
 
 
@@ -60,11 +71,7 @@ def test_a_stage_shows_a_mistake_without_a_traceback(
         ("scheme: q4_0", "scheme: q4_0, evaluate: {kv_type: q8_0}", "kv_type q8_0 needs flash attention"),
         ("scheme: q4_0", "path: absent.gguf", "absent.gguf is not a file"),
         ("format: gguf", "format: ggfu", "format 'ggfu' does not exist; did you mean 'gguf'?"),
-        (
-            "revision: null",
-            "revision: abc",
-            "revision is 'abc', but assets/qwen3-tiny is a folder: only",
-        ),
+        ("revision: null", "revision: abc", "revision is 'abc', but assets/qwen3-tiny is a folder: only a Hub id"),
     ],
 )
 def test_fetch_refuses_what_later_stages_would(old: str, new: str, message: str, project: Path) -> None:

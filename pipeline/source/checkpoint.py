@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +19,7 @@ from pipeline.types import ModelSpec, SourceIdentity, TensorSpec
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SIDE_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+PICKLES = {".bin", ".pt", ".pth", ".ckpt"}
 
 
 class Checkpoint:
@@ -38,8 +39,9 @@ class Checkpoint:
         self.name = path.resolve().name if name is None else name
         self.revision = revision
         self.config: dict[str, Any] = read_object(path / "config.json", CheckpointError)
-        _refuse_quantized(path, self.config)
-        self.shards = _shards(path)
+        refuse_quantized(path, self.config)
+        names = {file.name for file in path.iterdir() if file.exists()}
+        self.shards = {name: path / name for name in weight_files(path, names, path)}
         self.tensors = _tensors(path, self.shards)
         self._descriptors: dict[Path, int] = {}
 
@@ -132,8 +134,12 @@ def widen(data: bytes, dtype: str) -> NDArray[np.float32]:
     return np.frombuffer(data, "<f4").astype(np.float32, copy=False)
 
 
-def _refuse_quantized(path: Path, config: dict[str, Any]) -> None:
-    """GPTQ, AWQ, bitsandbytes, FP8 … say `quantization_config`, MLX says `quantization`."""
+def refuse_quantized(path: Path | str, config: dict[str, Any]) -> None:
+    """GPTQ, AWQ, bitsandbytes, FP8 … say `quantization_config`, MLX says `quantization`.
+
+    Raises:
+        CheckpointError: the source `path` is quantized.
+    """
     for key in ("quantization_config", "quantization"):
         if found := config.get(key):
             method = found.get("quant_method", "MLX") if isinstance(found, dict) else found
@@ -143,26 +149,29 @@ def _refuse_quantized(path: Path, config: dict[str, Any]) -> None:
             )
 
 
-def _shards(path: Path) -> dict[str, Path]:
-    """Weight files by their names in the index."""
-    index = path / INDEX
-    if not index.exists():
-        if (path / SINGLE).exists():
-            return {SINGLE: path / SINGLE}
-        pickled = sorted(p.name for p in path.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".ckpt"})
-        hint = f" It holds {', '.join(pickled)}: pickles are not read." if pickled else ""
-        raise CheckpointError(f"{path} holds neither {SINGLE} nor {INDEX}.{hint} Save it as safetensors.")
-    if (path / SINGLE).exists() and SINGLE not in _weight_map(index).values():
+def weight_files(folder: Path, names: Collection[str], source: Path | str) -> list[str]:
+    """The weight files of a `source` whose files are `names` and whose index, where it has one, lies in `folder`.
+
+    Raises:
+        CheckpointError: no safetensors, two sets of them, or an index that leaves the folder.
+    """
+    if INDEX not in names:
+        if SINGLE in names:
+            return [SINGLE]
+        pickled = sorted(name for name in names if PurePosixPath(name).suffix in PICKLES)
+        hint = f" It holds {_some(pickled)}: pickles are not read." if pickled else ""
+        raise CheckpointError(f"{source} holds neither {SINGLE} nor {INDEX}.{hint} Save it as safetensors.")
+    shards = sorted(set(_weight_map(folder / INDEX).values()))
+    if SINGLE in names and SINGLE not in shards:
         raise CheckpointError(
-            f"{path} holds both {SINGLE} and {INDEX} of other files: two sets of weights. Move one of them away."
+            f"{source} holds both {SINGLE} and {INDEX} of other files: two sets of weights. Move one of them away."
         )
-    names = sorted(set(_weight_map(index).values()))
-    for name in names:
+    for name in shards:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise CheckpointError(
-                f"{index} names {name!r}, which lies outside the checkpoint folder. Do not trust this file."
+                f"{folder / INDEX} names {name!r}, which lies outside the checkpoint folder. Do not trust this file."
             )
-    return {name: path / name for name in names}
+    return shards
 
 
 def _weight_map(index: Path) -> dict[str, str]:
