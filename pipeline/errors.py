@@ -13,6 +13,7 @@ PipelineError                 a mistake of input or environment; shown to the us
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 
@@ -55,6 +56,13 @@ class MeasurementError(PipelineError):
 def listed(problems: Sequence[str]) -> str:
     """Problems as indented lines."""
     return "\n".join(f"  - {problem}" for problem in problems)
+
+
+def difference(expected: str, found: str, around: int = 20) -> str:
+    """'from character 12 on: expected …, found …' of two texts, where they part."""
+    at = len(os.path.commonprefix([expected, found]))
+    shown = [text[max(0, at - around) : at + around] for text in (expected, found)]
+    return f"from character {at} on: expected {shown[0]!r}, found {shown[1]!r}"
 
 
 def suggestion(word: str, known: Sequence[str]) -> str:
