@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.gate import FAIL, INCONCLUSIVE, PASS, Result
-from pipeline.report.markdown import decimals, effective, megabytes, ranged
+from pipeline.report.markdown import decimals, effective, megabytes, ranged, shortened
 from pipeline.report.pareto import change
 
 COLORS = {PASS: "green", FAIL: "red", INCONCLUSIVE: "yellow"}
@@ -79,7 +79,17 @@ def quality(name: str, found: Mapping[str, Any]) -> None:
     _row(table, "same top-1", ranged({key: share and share * 100 for key, share in same.items()}, 2) + " %")
     _row(table, "bits per byte", f"{found['bits_per_byte']:.4f}")
     _row(table, "scored", f"{found['scored_tokens']} tokens in {found['windows']} windows")
+    _row(table, "reply", _reply(found["reply"]))
     _print(f"[bold]{escape(name)}[/bold] (brackets: 95 % intervals over windows)", table)
+
+
+def _reply(reply: Mapping[str, Any] | None) -> str:
+    """'"The capital…", 6 of 8 tokens as the reference's, ends with <|im_end|>'."""
+    if reply is None:
+        return "no chat template"
+    end = f"ends with {reply['stopped']}" if reply["stopped"] else f"no end within {reply['tokens']} tokens"
+    same = f"{reply['same_tokens']} of {reply['reference_tokens']} tokens as the reference's"
+    return f'"{shortened(reply["text"], 60)}", {same}, {end}'
 
 
 def speed(found: Mapping[str, Any]) -> None:

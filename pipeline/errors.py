@@ -13,7 +13,6 @@ PipelineError                 a mistake of input or environment; shown to the us
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 
@@ -60,9 +59,14 @@ def listed(problems: Sequence[str]) -> str:
 
 def difference(expected: str, found: str, around: int = 20) -> str:
     """'from character 12 on: expected …, found …' of two texts, where they part."""
-    at = len(os.path.commonprefix([expected, found]))
+    at = common(expected, found)
     shown = [text[max(0, at - around) : at + around] for text in (expected, found)]
     return f"from character {at} on: expected {shown[0]!r}, found {shown[1]!r}"
+
+
+def common(a: Sequence[object], b: Sequence[object]) -> int:
+    """How many items at the beginning are the same."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def suggestion(word: str, known: Sequence[str]) -> str:

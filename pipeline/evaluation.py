@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import artifact as artifacts
+from pipeline import chat as chats
 from pipeline import corpus as corpora
 from pipeline.errors import ArtifactError, MeasurementError
 from pipeline.files import cache_folder
@@ -32,18 +33,22 @@ def evaluate(
 
     Raises:
         ArtifactError: the artifact is not what it says, or was made from other files than the reference.
-        MeasurementError: the reference is of other windows, or the logits cannot be true.
+        MeasurementError: the reference is of other windows, the logits cannot be true, or the artifact asks in other
+            words than the reference or does not stop where it would.
     """
     artifact = artifacts.load(folder)
     identity = reference_meta(artifact.source, windows)
     _check_identity(folder, identity, reference.meta)
-    run = room(artifact.format, "run")
-    runtime = run.open_runtime(folder, artifact, context=windows.context, **settings)
+    run, chat = room(artifact.format, "run"), reference.chat
+    context = max(windows.context, len(chat.prompt.ids) + chats.LIMIT if chat else 0)
+    runtime = run.open_runtime(folder, artifact, context=context, **settings)
     try:
+        chats.check_prompt(runtime.prompt(chats.MESSAGES), chat.prompt if chat else None)  # before the long work
         with progress(f"scoring {folder.name}", len(windows.ids)) as advance:
             scores = quality.score(runtime, windows, reference, advance)
         figures = quality.summarize(scores, reference, windows, runtime.engine)
-        return figures | {"identity": identity, "artifact": artifact.files}, scores
+        reply = chats.compare(runtime.reply(chat.prompt.ids, chats.LIMIT), chat) if chat else None
+        return figures | {"reply": reply, "identity": identity, "artifact": artifact.files}, scores
     finally:
         runtime.close()
 
@@ -89,7 +94,8 @@ def evaluate_folder(
         path = corpora.text_path(name, corpus if name == "file" else None)
         windows = corpora.cut(name, path, Tokenizer(checkpoint.path), spec, context, count)
         versions = [version(package) for package in ("torch", "transformers")]
-        identity = json.dumps([reference_meta(source, windows), versions, platform.machine()], sort_keys=True)
+        asked = [chats.MESSAGES, chats.LIMIT]  # a reference of an older version has no reply
+        identity = json.dumps([reference_meta(source, windows), versions, platform.machine(), asked], sort_keys=True)
         cached = cache_folder() / "references" / hashlib.sha256(identity.encode()).hexdigest()[:24]
         if not cached.exists():
             with progress("reference", len(windows.ids)) as advance:

@@ -18,7 +18,8 @@ PARTS = (
     "don't I'LL we'Ve he's SHE'S they'd 'twas 'S 're'm'd'LL o'clock it\u2019s 'tis'",
     # white space: runs, before and behind line ends, and what Unicode counts as such
     "a  b   c    d\te\t\tf \t g\r\nh\r\n\r\n\r\ni\n\n\n  j \n k\r l\v\f m   \n",
-    " lead and trail  \n\n \n  \t\n\u00a0a\u00a0\u00a0b \u00a0c\u3000d\u3000\u3000e\u2028f\u2029g\u0085h\u1680i\u2003j\u202fk",
+    " lead and trail  \n\n \n  \t\n\u00a0a\u00a0\u00a0b \u00a0c\u3000d\u3000\u3000e\u2028f\u2029"
+    "g\u0085h\u1680i\u2003j\u202fk",
     # digits and other numbers, each of which is split off
     "0123456789 3.14159 1,000,000 2\u00b2\u00b3\u00b9 x\u2070\u2074 \u00bd\u00be1 \u2160\u2163\u217a \u2460\u2473 "
     "\u0661\u0662\u0663 \u0967\u0968 \uff11\uff12 \U0001d7d8 v1.2.3-rc4 0xDEADBEEF 1e-10 7th A4",
@@ -33,8 +34,9 @@ PARTS = (
     # marks that compose with nothing
     "q\u0323\u0307 x\u0301\u0302 \u20e0 a\u0488",
     # emoji: joined, with skin tones, flags, with a variation selector
-    "\U0001f600\U0001f680 \U0001f469\U0001f3fd\u200d\U0001f680 \U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 "
-    "\U0001f1eb\U0001f1f7\U0001f1ef\U0001f1f5 \u2764\ufe0f 1\ufe0f\u20e3 \u263a",
+    "\U0001f600\U0001f680 \U0001f469\U0001f3fd\u200d\U0001f680 "
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 \U0001f1eb\U0001f1f7\U0001f1ef\U0001f1f5 "
+    "\u2764\ufe0f 1\ufe0f\u20e3 \u263a",
     # nothing to see: zero width, direction, controls, private, not a character
     "a\u200bb\u200cc\u200dd\u2060e\ufefff\u00adg \u202ert\u202c \u0000 \u0001\u0007\u001b[0m\u001c\u001f\u007f\u0090 "
     "\ue000\uf8ff\U0010fffd \ufffd\ufffd\uffff",

@@ -53,6 +53,7 @@ def leave(root: Path, names: list[str]) -> None:
         "bits_per_byte": 2.0,
         "windows": 40,
         "scored_tokens": 40 * 255,
+        "reply": None,
         "engine": ENGINE,
         "identity": IDENTITY,
         "artifact": FILES,
@@ -93,7 +94,7 @@ def test_measurements_hold_no_lists(tmp_path: Path) -> None:
     assert a["same_top"] == {"value": 0.9, "low": 0.88, "high": 0.92}
     assert a["effective_types"] == {"Q4_0": 900, "F32": 100}
     assert a["prefill"]["128"] == {"value": 256.0, "low": 256.0, "high": 256.0, "rounds": 7, "disturbed_rounds": 1}
-    assert found["reference"] == {"ppl": 80.0, "engine": ENGINE}
+    assert found["reference"] == {"ppl": 80.0, "engine": ENGINE, "reply": None}
     assert found["identity"] == IDENTITY
     assert (a["engine"], a["timing_engine"], a["identity"]) == (ENGINE, TIMING_ENGINE, IDENTITY)
     assert (found["machine"], found["power_source"]) == (MACHINE, "mains")  # as speed.json says: no machine.json here

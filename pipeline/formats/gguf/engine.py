@@ -94,4 +94,4 @@ def token_ids(vocab: Any, text: str, add_special: bool = True) -> list[int]:
     room = len(data) + 2  # a token is a byte or more; BOS and EOS
     ids = (ctypes.c_int32 * room)()
     count = llama().llama_tokenize(vocab, data, len(data), ids, room, add_special, True)
-    return ids[:count]  # type: ignore[no-any-return]
+    return ids[:count]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ArtifactError, TokenizerError, difference
+from pipeline.errors import ArtifactError, TokenizerError, common, difference
 from pipeline.formats.gguf import engine
 from pipeline.source.hard_text import hard_text
 from pipeline.source.tokenizer import Tokenizer
@@ -47,7 +47,7 @@ def _check_ids(path: Path, vocab: Any, tokenizer: Tokenizer) -> None:
     expected, found = tokenizer.encode(text).tolist(), engine.token_ids(vocab, text)
     if expected == found:
         return
-    at = next((i for i, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b), min(map(len, (expected, found))))
+    at = common(expected, found)
     raise TokenizerError(
         f"{tokenizer.path}: llama.cpp reads the same text as other tokens. "
         f"Behind {tokenizer.decode(expected[max(0, at - SHOWN) : at])!r}\n"
