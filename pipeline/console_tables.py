@@ -79,17 +79,18 @@ def quality(name: str, found: Mapping[str, Any]) -> None:
     _row(table, "same top-1", ranged({key: share and share * 100 for key, share in same.items()}, 2) + " %")
     _row(table, "bits per byte", f"{found['bits_per_byte']:.4f}")
     _row(table, "scored", f"{found['scored_tokens']} tokens in {found['windows']} windows")
-    _row(table, "reply", _reply(found["reply"]))
+    for label, text in _reply(found["reply"]):
+        _row(table, label, text)
     _print(f"[bold]{escape(name)}[/bold] (brackets: 95 % intervals over windows)", table)
 
 
-def _reply(reply: Mapping[str, Any] | None) -> str:
-    """'"The capital…", 6 of 8 tokens as the reference's, ends with <|im_end|>'."""
+def _reply(reply: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """Rows: what was said, how much of it is the reference's, and how it ended."""
     if reply is None:
-        return "no chat template"
-    end = f"ends with {reply['stopped']}" if reply["stopped"] else f"no end within {reply['tokens']} tokens"
-    same = f"{reply['same_tokens']} of {reply['reference_tokens']} tokens as the reference's"
-    return f'"{shortened(reply["text"], 60)}", {same}, {end}'
+        return [("reply", "no chat template")]
+    end = f"ends with {reply['stopped']}" if reply["stopped"] else f"no end within {reply['tokens']}"
+    same = f"{reply['same_tokens']} of {reply['reference_tokens']} tokens; {end}"
+    return [("reply", f'"{shortened(reply["text"], 56)}"'), ("  same, end", same)]
 
 
 def speed(found: Mapping[str, Any]) -> None:

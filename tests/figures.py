@@ -82,7 +82,11 @@ def hand_made() -> dict[str, Any]:
         "small": variant(4_000_000, 0.1, 0.06, 2000.0),
     }
     return {
-        "reference": {"ppl": 80.0, "engine": {**ENGINE, "name": "transformers", "version": "transformers 5"}, "reply": None},
+        "reference": {
+            "ppl": 80.0,
+            "engine": {**ENGINE, "name": "transformers", "version": "transformers 5"},
+            "reply": None,
+        },
         "identity": IDENTITY,
         "machine": MACHINE,
         "power_source": "mains",

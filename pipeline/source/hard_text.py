@@ -33,6 +33,10 @@ PARTS = (
     "Ti\u1ebfng Vi\u1ec7t \U00010348\U00010330 \U0001d49c\U0001d4b7 \U00020000\U0002a6d6",
     # marks that compose with nothing
     "q\u0323\u0307 x\u0301\u0302 \u20e0 a\u0488",
+    # one of each kind before a contraction, which shows whether it counts as a letter, a number or neither
+    "a's 1's \u00b2's \u00bd's \u2163's \u0663's \u00e9's \u65e5's \ud55c's \u0627's \u05d0's \U00010348's \u00aa's "
+    "\u02b0's \u01c5's \u00e1\u0302's x\u0301's q\u0323'll \u0915\u093f's _'s \u20ac's \U0001f600's \u200d's \u00ad's "
+    "\ue000's \u00a0's",
     # emoji: joined, with skin tones, flags, with a variation selector
     "\U0001f600\U0001f680 \U0001f469\U0001f3fd\u200d\U0001f680 "
     "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 \U0001f1eb\U0001f1f7\U0001f1ef\U0001f1f5 "

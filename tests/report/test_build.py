@@ -103,6 +103,23 @@ def test_measurements_hold_no_lists(tmp_path: Path) -> None:
     assert "artifact" not in a
 
 
+def test_replies_are_measurements(tmp_path: Path) -> None:
+    leave(tmp_path, ["a"])
+    reply = {"text": "Paris.", "tokens": 3, "stopped": None, "same_tokens": 1, "reference_tokens": 2}
+    edit(tmp_path / paths.quality("a"), lambda quality: quality.update(reply=reply))
+    chat = {
+        "messages": [{"role": "user", "content": "Where?"}],
+        "prompt": {"text": "Where?", "ids": [1, 2]},
+        "stop_ids": [7],
+        "reply": {"ids": [3, 7], "text": "There.", "stopped": "<end>"},
+    }
+    write_json(tmp_path / paths.REFERENCE / "reply.json", chat)
+    found = gather(["a"], tmp_path)
+    assert found["reference"]["reply"] == {"asked": "Where?", "text": "There.", "tokens": 2, "stopped": "<end>"}
+    assert found["variants"]["a"]["reply"] == reply
+    assert lists_in(found) == []
+
+
 def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     found = json.loads(path.read_text())
     change(found)

@@ -157,8 +157,8 @@ class GgufRuntime:
             self._take_in(np.array(found[-1:], np.int32))
             found.append(self._most_likely())
         stopped = self._ends(found[-1])
-        said = b"".join(self._piece(token) for token in (found[:-1] if stopped else found))
-        return Reply(tuple(found), said.decode(errors="replace"), self._text(found[-1]) if stopped else None)
+        said = self._decoded(found[:-1] if stopped else found)
+        return Reply(tuple(found), said, self._decoded(found[-1:]) if stopped else None)
 
     def _most_likely(self) -> int:
         """The token of the highest logit behind what was taken in."""
@@ -168,12 +168,15 @@ class GgufRuntime:
         return bool(self._cpp.llama_vocab_is_eog(self._vocab, token))
 
     def _text(self, token: int) -> str:
-        """A token as the vocabulary spells it: '' for -1, none."""
+        """A special token: '' for -1, none."""
         return "" if token < 0 else str(self._cpp.llama_vocab_get_text(self._vocab, token), "utf-8")
 
+    def _decoded(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens written out; bytes that are no UTF-8 become U+FFFD."""
+        return b"".join(self._piece(token) for token in ids).decode(errors="replace")
+
     def _piece(self, token: int) -> bytes:
-        """The bytes that a token stands for, special ones written out."""
-        room = len(self._cpp.llama_vocab_get_text(self._vocab, token))  # a byte has a character or more in it
+        room = len(self._cpp.llama_vocab_get_text(self._vocab, token))  # a character or more for each byte
         piece = ctypes.create_string_buffer(room)
         size = self._cpp.llama_token_to_piece(self._vocab, token, piece, room, 0, True)
         return piece.raw[:size]

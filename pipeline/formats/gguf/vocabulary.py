@@ -18,18 +18,18 @@ SHOWN = 8  # tokens behind the first that differs
 
 
 def check_vocabulary(path: Path, tokens: int, tokenizer: Tokenizer, config: dict[str, Any]) -> None:
-    """llama.cpp counts `tokens`, gives a hard text the ids that `tokenizer` does, has the checkpoint's chat template
-    and ends a reply where the checkpoint says.
+    """llama.cpp reads the tokenizer's `tokens`, gives a hard text the ids that it does, has the checkpoint's chat
+    template and ends a reply where the checkpoint says.
 
     Raises:
-        ArtifactError: another number of tokens, another template.
+        ArtifactError: other tokens, another template.
         TokenizerError: other ids, or a stop token that llama.cpp would go on behind.
     """
     cpp = engine.llama()
     model = engine.load_model(path, vocab_only=True)
     try:
         vocab = cpp.llama_model_get_vocab(model)
-        _check_count(path, cpp.llama_vocab_n_tokens(vocab), tokens)
+        _check_tokens(path, vocab, tokenizer.vocabulary(tokens)[0])
         _check_ids(path, vocab, tokenizer)
         _check_template(path, cpp.llama_model_chat_template(model, None), tokenizer.chat_template)
         _check_stops(path, vocab, tokenizer, config)
@@ -37,9 +37,16 @@ def check_vocabulary(path: Path, tokens: int, tokenizer: Tokenizer, config: dict
         cpp.llama_model_free(model)
 
 
-def _check_count(path: Path, found: int, expected: int) -> None:
-    if found != expected:
-        raise ArtifactError(f"{path}: llama.cpp reads {found} tokens, expected {expected}.")
+def _check_tokens(path: Path, vocab: Any, expected: Sequence[str]) -> None:
+    cpp = engine.llama()
+    count = cpp.llama_vocab_n_tokens(vocab)
+    if count != len(expected):
+        raise ArtifactError(f"{path}: llama.cpp reads {count} tokens, expected {len(expected)}.")
+    for i, text in enumerate(expected):
+        if (found := cpp.llama_vocab_get_text(vocab, i)) != text.encode():
+            raise ArtifactError(
+                f"{path}: llama.cpp reads token {i} as {found.decode(errors='replace')!r}, not {text!r}."
+            )
 
 
 def _check_ids(path: Path, vocab: Any, tokenizer: Tokenizer) -> None:
