@@ -89,8 +89,8 @@ def _reply(reply: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if reply is None:
         return [("reply", "no chat template")]
     end = f"ends with {reply['stopped']}" if reply["stopped"] else f"no end within {reply['tokens']}"
-    same = f"{reply['same_tokens']} of {reply['reference_tokens']} tokens; {end}"
-    return [("reply", f'"{shortened(reply["text"], 56)}"'), ("  same, end", same)]
+    same = f"first {reply['same_tokens']} of {reply['reference_tokens']} tokens; {end}"
+    return [("reply", f'"{shortened(reply["text"], 56)}"'), ("  as reference", same)]
 
 
 def speed(found: Mapping[str, Any]) -> None:

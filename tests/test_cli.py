@@ -265,11 +265,11 @@ def test_evaluate_measures_quality_and_keeps_the_reference(
                 "same_tokens": 6,
                 "reference_tokens": 8,
             },
-            ['reply "It is [b] \ufffd[31mParis."', "  same, end 6 of 8 tokens; ends with <|im_end|>"],
+            ['reply "It is [b] \ufffd[31mParis."', "  as reference first 6 of 8 tokens; ends with <|im_end|>"],
         ),
         (
             {"text": "x" * 99, "tokens": 32, "stopped": None, "same_tokens": 32, "reference_tokens": 32},
-            [f'reply "{"x" * 55}…"', "  same, end 32 of 32 tokens; no end within 32"],
+            [f'reply "{"x" * 55}…"', "  as reference first 32 of 32 tokens; no end within 32"],
         ),
     ],
 )
