@@ -221,11 +221,27 @@ def test_a_chat_is_read_as_it_was_written(ending: Path, windows: Windows, tmp_pa
     assert load_chat(tmp_path) == chat
 
 
-def test_a_short_window_leaves_room_for_the_chat(ending: Path, windows: Windows) -> None:
-    """Its context is 40 tokens; the prompt alone is longer."""
-    chat = reference(ending, windows).chat
+def test_a_short_window_leaves_room_for_the_chat(windows: Windows, tmp_path: Path) -> None:
+    """llama.cpp rounds a context of 40 tokens up to 256."""
+    source = chatty(tmp_path / "c", TEMPLATE.replace("assistant", "assistant" * 40))
+    kept = reference(source, windows)
+    assert kept.chat is not None
+    assert len(kept.chat.prompt.ids) > 256
+    quality, _ = evaluate(converted(source), windows, kept, SETTINGS)
+    assert quality["reply"]["tokens"] == quality["reply"]["same_tokens"] == chats.LIMIT
+
+
+@pytest.mark.parametrize("bos", ["<|endoftext|>", None])
+def test_special_tokens_in_a_template_are_the_checkpoints(bos: str | None, tmp_path: Path) -> None:
+    source = chatty(tmp_path / "c", ("[{{ bos_token }}]" if bos else "") + TEMPLATE + "{{ eos_token }}")
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    (source / "tokenizer_config.json").write_text(json.dumps(settings | {"bos_token": bos}))
+    with Checkpoint(source) as checkpoint:
+        chat = reference_chat(checkpoint, TorchRuntime(checkpoint))
     assert chat is not None
-    assert len(chat.prompt.ids) > windows.context
+    assert chat.prompt.text == (f"[{bos}]" if bos else "") + RENDERED + "<|im_end|>"
+    with opened(converted(source)) as runtime:
+        assert runtime.prompt(chats.MESSAGES) == chat.prompt
 
 
 # What is broken is named
