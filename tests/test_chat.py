@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import Shape, write_checkpoint
+from support import Shape, adds, tokenizer_json, write_checkpoint
 
 from pipeline import artifact
 from pipeline import chat as chats
@@ -236,10 +236,13 @@ def test_special_tokens_in_a_template_are_the_checkpoints(bos: str | None, tmp_p
     source = chatty(tmp_path / "c", ("[{{ bos_token }}]" if bos else "") + TEMPLATE + "{{ eos_token }}")
     settings = json.loads((source / "tokenizer_config.json").read_text())
     (source / "tokenizer_config.json").write_text(json.dumps(settings | {"bos_token": bos}))
+    if bos:  # a tokenizer that adds it: not to a prompt, whose template writes it
+        (source / "tokenizer.json").write_text(json.dumps(tokenizer_json() | {"post_processor": adds(bos, 260)}))
     with Checkpoint(source) as checkpoint:
         chat = reference_chat(checkpoint, TorchRuntime(checkpoint))
     assert chat is not None
     assert chat.prompt.text == (f"[{bos}]" if bos else "") + RENDERED + "<|im_end|>"
+    assert chat.prompt.ids.count(260) == (bos is not None)
     with opened(converted(source)) as runtime:
         assert runtime.prompt(chats.MESSAGES) == chat.prompt
 
@@ -312,6 +315,15 @@ def test_a_template_that_fails_is_an_error(tmp_path: Path) -> None:
     with opened(converted(source)) as runtime, pytest.raises(Exception, match="a system message is needed") as raised:
         runtime.prompt(chats.MESSAGES)
     assert type(raised.value).__name__ == "ArtifactError"
+
+
+def test_a_reply_without_room_is_an_error(ending: Path) -> None:
+    """llama.cpp would end the process."""
+    with opened(converted(ending, "q8_0"), context=256) as runtime:
+        assert len(runtime.reply([1] * 224, 32).ids) <= 32
+        with pytest.raises(MeasurementError, match="a prompt of 225 tokens and a reply of 32 need a context of 257"):
+            runtime.reply([1] * 225, 32)
+    shutil.rmtree(ending.parent / "ending-q8_0")
 
 
 CHAT = Chat(chats.MESSAGES, Prompt("ab", (1, 2)), (9,), Reply((3, 4, 9), "cd", "<end>"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import QWEN2_SPLIT, SPECIALS, tokenizer_json
+from support import QWEN2_SPLIT, SPECIALS, adds, tokenizer_json
 
 from pipeline.errors import TokenizerError
 from pipeline.formats.gguf.metadata import pre_tokenizer
@@ -213,16 +213,7 @@ def test_a_bos_that_is_only_named_is_not_added(tmp_path: Path) -> None:
 
 def test_a_bos_that_the_tokenizer_adds_is_kept(tmp_path: Path) -> None:
     content = tokenizer_json()
-    special = {"id": "<|endoftext|>", "ids": [ENDOFTEXT], "tokens": ["<|endoftext|>"]}
-    content["post_processor"] = {
-        "type": "TemplateProcessing",
-        "single": [
-            {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}},
-            {"Sequence": {"id": "A", "type_id": 0}},
-        ],
-        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {"<|endoftext|>": special},
-    }
+    content["post_processor"] = adds("<|endoftext|>", ENDOFTEXT)
     tokenizer = write(tmp_path / "t", content)
     assert tokenizer.encode("the").tolist() == [ENDOFTEXT, THE]
     assert tokenizer.encode("the", add_special=False).tolist() == [THE]  # of a prompt, which holds its own

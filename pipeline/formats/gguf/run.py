@@ -149,7 +149,15 @@ class GgufRuntime:
         return Prompt(text, tuple(engine.token_ids(self._vocab, text, add_special=False)))
 
     def reply(self, ids: Sequence[int], limit: int) -> Reply:
-        """See Runtime. The context must have room for both."""
+        """See Runtime.
+
+        Raises:
+            MeasurementError: the context has no room for both; llama.cpp would end the process.
+        """
+        if (needed := len(ids) + limit) > (room := self._cpp.llama_n_ctx(self._context)):
+            raise MeasurementError(
+                f"a prompt of {len(ids)} tokens and a reply of {limit} need a context of {needed}, it has {room}."
+            )
         self._clear()
         self._take_in(np.array(ids, np.int32))
         found = [self._most_likely()]

@@ -10,7 +10,7 @@ from typing import Any
 
 import oracle
 import pytest
-from support import MERGES, SPECIALS, tokenizer_json, write_checkpoint
+from support import MERGES, SPECIALS, adds, tokenizer_json, write_checkpoint
 
 from pipeline import artifact
 from pipeline.errors import ArtifactError, TokenizerError
@@ -202,15 +202,7 @@ def test_another_normalizer_is_refused(normalizer: str, tmp_path: Path) -> None:
 
 def test_a_bos_that_the_tokenizer_adds_is_added(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "c", config={"bos_token_id": ENDOFTEXT})
-    special = {"id": SPECIALS[0], "ids": [ENDOFTEXT], "tokens": [SPECIALS[0]]}
-    single = [{"SpecialToken": {"id": SPECIALS[0], "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
-    processor = {
-        "type": "TemplateProcessing",
-        "single": single,
-        "pair": single,
-        "special_tokens": {SPECIALS[0]: special},
-    }
-    alter(source, post_processor=processor)
+    alter(source, post_processor=adds(SPECIALS[0], ENDOFTEXT))
     path = check(source, tmp_path)
     assert oracle.field(path, "tokenizer.ggml.add_bos_token") is True
 
