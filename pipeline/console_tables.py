@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.gate import FAIL, INCONCLUSIVE, PASS, Result
-from pipeline.report.markdown import decimals, effective, megabytes, ranged
+from pipeline.report.markdown import decimals, effective, megabytes, ranged, shortened
 from pipeline.report.pareto import change
 
 COLORS = {PASS: "green", FAIL: "red", INCONCLUSIVE: "yellow"}
@@ -79,7 +79,19 @@ def quality(name: str, found: Mapping[str, Any]) -> None:
     _row(table, "same top-1", ranged({key: share and share * 100 for key, share in same.items()}, 2) + " %")
     _row(table, "bits per byte", f"{found['bits_per_byte']:.4f}")
     _row(table, "scored", f"{found['scored_tokens']} tokens in {found['windows']} windows")
+    for label, text in _reply(found["reply"]):
+        _row(table, label, text)
     _print(f"[bold]{escape(name)}[/bold] (brackets: 95 % intervals over windows)", table)
+
+
+def _reply(reply: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """Rows: what was said, how much of it is the reference's, and how it ended."""
+    if reply is None:
+        return [("reply", "no chat template")]
+    end = f"ends with {reply['stopped']}" if reply["stopped"] else f"no end within {reply['tokens']}"
+    same = f"first {reply['same_tokens']} of {reply['reference_tokens']} tokens; {end}"
+    problem = [("  problem", reply["problem"])] if reply["problem"] else []
+    return [("reply", f'"{shortened(reply["text"], 56)}"'), ("  as reference", same), *problem]
 
 
 def speed(found: Mapping[str, Any]) -> None:

@@ -57,6 +57,18 @@ def listed(problems: Sequence[str]) -> str:
     return "\n".join(f"  - {problem}" for problem in problems)
 
 
+def difference(expected: str, found: str, around: int = 20) -> str:
+    """'from character 12 on: expected …, found …' of two texts, where they part."""
+    at = common(expected, found)
+    shown = [text[max(0, at - around) : at + around] for text in (expected, found)]
+    return f"from character {at} on: expected {shown[0]!r}, found {shown[1]!r}"
+
+
+def common(a: Sequence[object], b: Sequence[object]) -> int:
+    """How many items at the beginning are the same."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
 def suggestion(word: str, known: Sequence[str]) -> str:
     """'did you mean …?' for a word close to a known one, else 'known: …'."""
     from difflib import get_close_matches

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import artifact as artifacts
+from pipeline import chat as chats
 from pipeline import corpus as corpora
 from pipeline.errors import ArtifactError, MeasurementError
 from pipeline.files import cache_folder
@@ -32,22 +33,37 @@ def evaluate(
 
     Raises:
         ArtifactError: the artifact was made from other files than the reference.
-        MeasurementError: the reference is of other windows, or the logits cannot be true.
+        MeasurementError: the reference is of other windows, the logits cannot be true, or the artifact asks in other
+            words than the reference or does not stop where it would.
     """
     if artifact.source is None:
         raise ArtifactError(f"{place} was compared with no checkpoint. Give it the checkpoint that it was made from.")
     identity = reference_meta(artifact.source, windows)
     _check_identity(place, identity, reference.meta)
-    run = room(artifact.format, "run")
-    files = artifacts.location(place, artifact)
-    runtime = run.open_runtime(files, artifact, context=windows.context, **settings)
+    run, chat = room(artifact.format, "run"), reference.chat
+    context = max(windows.context, len(chat.prompt.ids) + chats.LIMIT if chat else 0)
+    runtime = run.open_runtime(artifacts.location(place, artifact), artifact, context=context, **settings)
     try:
+        asked = chats.prompt_problem(runtime.prompt(chats.MESSAGES), chat.prompt if chat else None)
+        _refuse_own(place, artifact, asked)  # before the long work
         with progress(f"scoring {place.name}", len(windows.ids)) as advance:
             scores = quality.score(runtime, windows, reference, advance)
         figures = quality.summarize(scores, reference, windows, runtime.engine)
-        return figures | {"identity": identity, "artifact": artifact.files}, scores
+        reply = None
+        if chat:
+            said = runtime.reply(chat.prompt.ids, chats.LIMIT)
+            ended = chats.end_problem(said, chat)
+            _refuse_own(place, artifact, ended)
+            reply = {**chats.compare(said, chat), "problem": asked or ended}
+        return figures | {"reply": reply, "identity": identity, "artifact": artifact.files}, scores
     finally:
         runtime.close()
+
+
+def _refuse_own(place: Path, artifact: Artifact, problem: str | None) -> None:
+    """A defect of ours is an error; what others made is measured as it is, and the report tells of it."""
+    if problem and artifact.path is None:
+        raise MeasurementError(f"{place}: {problem}. Convert it again.")
 
 
 def _check_identity(place: Path, found: dict[str, Any], reference: dict[str, Any]) -> None:
@@ -94,7 +110,8 @@ def evaluate_place(
         path = corpora.text_path(name, corpus if name == "file" else None)
         windows = corpora.cut(name, path, Tokenizer(checkpoint.path), spec, context, count)
         versions = [version(package) for package in ("torch", "transformers")]
-        identity = json.dumps([reference_meta(source, windows), versions, platform.machine()], sort_keys=True)
+        asked = [chats.MESSAGES, chats.LIMIT]  # a reference of an older version has no reply
+        identity = json.dumps([reference_meta(source, windows), versions, platform.machine(), asked], sort_keys=True)
         cached = cache_folder() / "references" / hashlib.sha256(identity.encode()).hexdigest()[:24]
         if not cached.exists():
             with progress("reference", len(windows.ids)) as advance:

@@ -6,7 +6,7 @@ are rebuilt as hidden @ head.T, exactly, from files that are smaller by vocabula
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import MeasurementError, PipelineError
+from pipeline import chat as chats
+from pipeline.chat import Chat
+from pipeline.errors import MeasurementError, PipelineError, TokenizerError
 from pipeline.files import new_folder, read_json, write_json
 from pipeline.logits import Head, logprob_of, shifted_logits
 from pipeline.models import spec_of
 from pipeline.progress import Advance, silent
 from pipeline.source.checkpoint import Checkpoint
-from pipeline.types import Engine, SourceIdentity, Windows
+from pipeline.source.tokenizer import Tokenizer
+from pipeline.types import Engine, Messages, Prompt, Reply, SourceIdentity, Windows
 
 
 class TorchRuntime:
@@ -40,7 +43,8 @@ class TorchRuntime:
             trust_remote_code=False,
         )
         self._torch = torch
-        self._decoder = model.eval().model
+        self._model = model.eval()
+        self._decoder = self._model.model
         self.head = head_of(checkpoint)
         self.vocab_size = len(self.head.weight)
         self.engine = Engine(
@@ -63,6 +67,21 @@ class TorchRuntime:
         """See Scorer."""
         yield self.head.logits(self.hidden(ids, start))
 
+    def greedy(self, ids: Sequence[int], limit: int, stop_ids: Sequence[int]) -> list[int]:
+        """The most likely tokens behind `ids`: at most `limit`, one of `stop_ids` being the last.
+
+        Not transformers' `generate`: it would apply the repetition penalty of generation_config.json, which is no
+        property of the weights.
+        """
+        found: list[int] = []
+        given, cache = self._torch.tensor([[*ids]]), None  # (1, T)
+        with self._torch.inference_mode():
+            while len(found) < limit and not (found and found[-1] in stop_ids):
+                out = self._model(given, cache=cache, use_cache=True, logits_to_keep=1)
+                found.append(int(out.logits[0, -1].argmax()))
+                given, cache = self._torch.tensor([found[-1:]]), out.cache
+        return found
+
 
 def head_of(checkpoint: Checkpoint) -> Head:
     """The head of a checkpoint: its embedding where it is tied."""
@@ -72,7 +91,7 @@ def head_of(checkpoint: Checkpoint) -> Head:
 
 @dataclass(frozen=True)
 class Reference:
-    """A stored reference.
+    """A stored reference; `chat` is None where the checkpoint has no chat template.
 
     hidden: float32 [windows, scored, d_model], mapped from disk. logprob: float32 [windows, scored], nats.
     """
@@ -81,6 +100,7 @@ class Reference:
     logprob: NDArray[np.float32]
     head: Head
     meta: dict[str, Any]
+    chat: Chat | None = None
 
     def logits(self, window: int) -> NDArray[np.float32]:
         """float32 [scored, vocab] of one window."""
@@ -109,7 +129,40 @@ def write_reference(
                 logprob[window] = _target_logprob(runtime.head.logits(states), ids[windows.start + 1 :])
                 advance(1)
         np.save(partial / "logprobs.npy", logprob)
+        if (chat := reference_chat(checkpoint, runtime)) is not None:
+            write_json(partial / chats.FILE, chat)
         write_json(partial / "meta.json", reference_meta(source, windows) | {"engine": asdict(runtime.engine)})
+
+
+def reference_chat(checkpoint: Checkpoint, runtime: TorchRuntime) -> Chat | None:
+    """The reference's prompt and reply: None where the checkpoint has no chat template.
+
+    Raises:
+        TokenizerError: the template fails on a plain question.
+    """
+    tokenizer = Tokenizer(checkpoint.path)
+    if tokenizer.chat_template is None:
+        return None
+    text = _rendered(checkpoint.path, chats.MESSAGES)
+    prompt = Prompt(text, tuple(tokenizer.encode(text, add_special=False).tolist()))
+    stop_ids = tokenizer.stop_ids(checkpoint.config)
+    ids = runtime.greedy(prompt.ids, chats.LIMIT, stop_ids)
+    stopped = ids[-1] in stop_ids
+    said = tokenizer.decode(ids[:-1] if stopped else ids)
+    reply = Reply(tuple(ids), said, tokenizer.decode(ids[-1:]) if stopped else None)
+    return Chat(chats.MESSAGES, prompt, stop_ids, reply)
+
+
+def _rendered(folder: Path, messages: Messages) -> str:
+    """A prompt as transformers renders it. Its tokenizer takes seconds to load."""
+    from jinja2 import TemplateError
+
+    _, transformers = _torch()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    try:
+        return str(tokenizer.apply_chat_template([*messages], tokenize=False, add_generation_prompt=True))
+    except TemplateError as error:
+        raise TokenizerError(f"{folder}: the chat template fails on a plain question ({error}). Repair it.") from error
 
 
 def reference_meta(source: SourceIdentity, windows: Windows) -> dict[str, Any]:
@@ -134,6 +187,7 @@ def load_reference(folder: Path, checkpoint: Checkpoint) -> Reference:
         np.load(folder / "logprobs.npy"),
         head_of(checkpoint),
         read_json(folder / "meta.json"),
+        chats.load_chat(folder),
     )
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+Messages = Sequence[Mapping[str, str]]
+"""A conversation: role and content of each message."""
 
 
 @dataclass(frozen=True)
@@ -216,6 +219,27 @@ class Limits:
     min_same_top: float | None = None
 
 
+@dataclass(frozen=True)
+class Prompt:
+    """A conversation as a chat template renders it, and its ids."""
+
+    text: str
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a model says to a prompt when each token is the most likely one.
+
+    ids: the tokens, the one that ended the reply last. stopped: the text of that one, None where the limit came first.
+    text: of the others.
+    """
+
+    ids: tuple[int, ...]
+    text: str
+    stopped: str | None
+
+
 class Scorer(Protocol):
     """Whatever gives logits."""
 
@@ -231,7 +255,7 @@ class Scorer(Protocol):
 
 
 class Runtime(Scorer, Protocol):
-    """A loaded artifact, which can be timed as well."""
+    """A loaded artifact, which can be timed and spoken to as well."""
 
     def prefill(self, ids: NDArray[np.int32]) -> float:
         """Seconds of wall clock to take in `ids` into an empty cache, up to the logits of the last."""
@@ -239,6 +263,16 @@ class Runtime(Scorer, Protocol):
 
     def decode(self, n: int) -> float:
         """Seconds of wall clock for n tokens, one at a time, behind what the cache holds."""
+        ...
+
+    def prompt(self, messages: Messages) -> Prompt | None:
+        """The prompt that asks for a reply to `messages`, by the artifact's own chat template and tokenizer; None where
+        it has no template.
+        """
+        ...
+
+    def reply(self, ids: Sequence[int], limit: int) -> Reply:
+        """The reply to a prompt of `ids`: at most `limit` tokens, fewer where the artifact's own stop token comes."""
         ...
 
     def close(self) -> None: ...

@@ -66,6 +66,7 @@ def variant(size: int, kld: float, ratio: float, prefill: float | None = 1000.0,
         "bits_per_byte": 2.01234,
         "windows": 40,
         "scored_tokens": 40 * 255,
+        "reply": None,
         "engine": ENGINE,
         "timing_engine": {} if prefill is None else TIMING_ENGINE,
         "identity": IDENTITY,
@@ -83,7 +84,11 @@ def hand_made() -> dict[str, Any]:
         "small": variant(4_000_000, 0.1, 0.06, 2000.0),
     }
     return {
-        "reference": {"ppl": 80.0, "engine": {**ENGINE, "name": "transformers", "version": "transformers 5"}},
+        "reference": {
+            "ppl": 80.0,
+            "engine": {**ENGINE, "name": "transformers", "version": "transformers 5"},
+            "reply": None,
+        },
         "identity": IDENTITY,
         "machine": MACHINE,
         "power_source": "mains",

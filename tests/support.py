@@ -159,6 +159,14 @@ def tokenizer_json(
     }
 
 
+def adds(token: str, i: int) -> dict[str, Any]:
+    """A post-processor that puts a token before every text."""
+    single = [{"SpecialToken": {"id": token, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
+    special = {token: {"id": token, "ids": [i], "tokens": [token]}}
+    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}
+
+
 def write_checkpoint(
     folder: Path,
     shape: Shape | None = None,

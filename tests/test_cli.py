@@ -15,7 +15,8 @@ from commands import refused, run, squeezed, succeeded
 from figures import IDENTITY
 from support import Shape, tokenizer_json, write_checkpoint
 
-from pipeline import evaluation
+from pipeline import chat as chats
+from pipeline import console_tables, evaluation
 from pipeline.cli import main
 from pipeline.console import BAD_INPUT
 
@@ -250,6 +251,52 @@ def test_evaluate_measures_quality_and_keeps_the_reference(
     assert json.loads(succeeded(*arguments, "--json", "-").stdout) == found  # the reference is not computed again
     with pytest.raises(AssertionError, match="in the cache"):  # but other windows have another one
         CliRunner().invoke(main, [*map(str, arguments), "--windows", "3"], catch_exceptions=False)
+    monkeypatch.setattr(chats, "MESSAGES", [{"role": "user", "content": "Another question?"}])  # or another chat
+    with pytest.raises(AssertionError, match="in the cache"):
+        CliRunner().invoke(main, [*map(str, arguments)], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("reply", "shown"),
+    [
+        (None, ["reply no chat template"]),
+        (
+            {
+                "text": "It is [b]\n\x1b[31mParis.",
+                "tokens": 9,
+                "stopped": "<|im_end|>",
+                "same_tokens": 6,
+                "problem": None,
+                "reference_tokens": 8,
+            },
+            ['reply "It is [b] \ufffd[31mParis."', "  as reference first 6 of 8 tokens; ends with <|im_end|>"],
+        ),
+        (
+            {
+                "text": "x" * 99,
+                "tokens": 32,
+                "stopped": None,
+                "same_tokens": 32,
+                "reference_tokens": 32,
+                "problem": None,
+            },
+            [f'reply "{"x" * 55}…"', "  as reference first 32 of 32 tokens; no end within 32"],
+        ),
+    ],
+)
+def test_evaluate_shows_the_reply(
+    reply: dict[str, Any] | None, shown: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    interval = {"low": 0.1, "high": 0.3}
+    figures = {"mean": 0.2, "median": 0.2, "p99": 0.2, "max": 0.2}
+    found = {"ppl": 9.0, "ppl_interval": interval, "reference_ppl": 8.0, "ln_ppl_ratio": {"value": 0.2, **interval}}
+    found |= {"kld": figures, "kld_interval": {"mean": interval}, "same_top": 0.2, "same_top_interval": interval}
+    console_tables.quality("name", found | {"bits_per_byte": 1.0, "scored_tokens": 9, "windows": 3, "reply": reply})
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    (at,) = [i for i, line in enumerate(lines) if line.startswith("reply")]
+    assert [line.split() for line in lines[at:]] == [line.split() for line in shown]
 
 
 def test_evaluate_asks_for_a_longer_text(source: Path, made: Path, text: Path) -> None:

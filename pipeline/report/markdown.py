@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -40,6 +41,9 @@ def render(measurements: Mapping[str, Any], names: Sequence[str]) -> str:
         pick_length=prompt_length(variants),
         engines=distinct(v["engine"] for v in variants.values()),
         timing_engines=distinct(v["timing_engine"] for v in variants.values() if v["timing_engine"]),
+        asked=measurements["reference"]["reply"],
+        replies=[_reply(n, variants[n]["reply"]) for n in ordered if variants[n]["reply"]],
+        reference_reply=_said(measurements["reference"]["reply"]),
         disturbed=any(task["disturbed_rounds"] for v in variants.values() for task in _tasks(v)),
     )
 
@@ -85,6 +89,22 @@ def _settings(engine: Mapping[str, Any]) -> str:
     return f"KV cache {engine['kv_type']}, flash attention {engine['flash_attention']}"
 
 
+def _reply(name: str, reply: Mapping[str, Any]) -> dict[str, str]:
+    same = f"{reply['same_tokens']} of {reply['reference_tokens']}"
+    return {"name": name, "same": same, "problem": escaped(reply["problem"] or ""), **_said(reply)}
+
+
+def _said(reply: Mapping[str, Any] | None) -> dict[str, str]:
+    """A reply's text and end as cells of a table."""
+    if reply is None:
+        return {}
+    end = reply["stopped"]
+    return {
+        "text": escaped(shortened(reply["text"])),
+        "end": f"at token {reply['tokens']}, {escaped(end)}" if end else f"not within {reply['tokens']} tokens",
+    }
+
+
 def _tasks(variant: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [*variant["prefill"].values(), *variant["decode"].values()]
 
@@ -107,6 +127,17 @@ def ranged(figure: Mapping[str, Any], digits: int, signed: bool = False) -> str:
 def decimals(value: float, significant: int = 3) -> int:
     """Decimal places that show `significant` digits of a figure that may be small."""
     return max(0, significant - 1 - math.floor(math.log10(abs(value)))) if value else 1
+
+
+def shortened(text: str, limit: int = 100) -> str:
+    """A text in one line that a terminal can show, at most `limit` characters."""
+    line = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text.split()))
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def escaped(text: str) -> str:
+    """A text that Markdown shows as it is, in a cell of a table too."""
+    return re.sub(r"([\\`*_{}\[\]<>()#+!|~$&-])", r"\\\1", text)
 
 
 def megabytes(size: int) -> str:

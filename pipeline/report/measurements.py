@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import paths
+from pipeline.chat import load_chat
 from pipeline.errors import MeasurementError
 from pipeline.files import read_object
 
@@ -35,7 +36,7 @@ def gather(variants: Iterable[str], root: Path = Path()) -> dict[str, Any]:
             measured[name] = _variant(artifact, quality, timed)
             reference_ppl = quality["reference_ppl"]
     return {
-        "reference": {"ppl": reference_ppl, "engine": reference["engine"]},
+        "reference": {"ppl": reference_ppl, "engine": reference["engine"], "reply": _reference_reply(root)},
         "identity": identity,
         "machine": speed["machine"],
         "power_source": speed["power_source"],
@@ -61,6 +62,16 @@ def _check(
         raise MeasurementError(f"{name} was scored on another {', '.join(keys)} than the reference. Run dvc repro.")
 
 
+def _reference_reply(root: Path) -> dict[str, Any] | None:
+    """What the reference says to the chat's question: None where the checkpoint has no chat template."""
+    chat = load_chat(root / paths.REFERENCE)
+    if chat is None:
+        return None
+    reply = chat.reply
+    asked = chat.messages[-1]["content"]
+    return {"asked": asked, "text": reply.text, "tokens": len(reply.ids), "stopped": reply.stopped}
+
+
 def _variant(artifact: dict[str, Any], quality: dict[str, Any], timed: dict[str, Any]) -> dict[str, Any]:
     return {
         "format": artifact["format"],
@@ -79,6 +90,7 @@ def _variant(artifact: dict[str, Any], quality: dict[str, Any], timed: dict[str,
         "bits_per_byte": quality["bits_per_byte"],
         "windows": quality["windows"],
         "scored_tokens": quality["scored_tokens"],
+        "reply": quality["reply"],
         "engine": quality["engine"],
         "timing_engine": timed.get("engine", {}),
         "identity": quality["identity"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -115,8 +116,8 @@ class Tokenizer:
             dtype=np.int64,
         )
 
-    def encode(self, text: str) -> NDArray[np.int32]:
-        """Ids int32 [tokens] of a text, special tokens in it recognised; BOS only where the tokenizer adds one."""
+    @cached_property
+    def _library(self) -> Any:
         import tokenizers
 
         try:
@@ -125,7 +126,34 @@ class Tokenizer:
             raise TokenizerError(f"{self.path}: tokenizers cannot read it ({error}). Fetch it again.") from error
         tokenizer.no_truncation()  # a training run may have saved either
         tokenizer.no_padding()
-        return np.array(tokenizer.encode(text).ids, dtype=np.int32)
+        return tokenizer
+
+    def encode(self, text: str, add_special: bool = True) -> NDArray[np.int32]:
+        """Ids int32 [tokens] of a text, special tokens in it recognised; BOS only where the tokenizer adds one, and
+        never without `add_special`: a rendered chat template holds its own.
+        """
+        return np.array(self._library.encode(text, add_special_tokens=add_special).ids, dtype=np.int32)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens written out; bytes that are no UTF-8 become U+FFFD."""
+        return str(self._library.decode([*ids], skip_special_tokens=False))
+
+    def sample(self, count: int) -> list[str]:
+        """Texts of at most `count` tokens, evenly spaced from the last; those that are no UTF-8 alone are left out."""
+        size = len(self.json["model"]["vocab"])
+        ids = range(size - 1, -1, -max(1, -(-size // count)))
+        texts = self._library.decode_batch([[i] for i in ids], skip_special_tokens=False)
+        return [text for text in texts if "\ufffd" not in text]
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether a text gets a token before its own."""
+        return bool(self.json.get("post_processor")) and self.encode("").size > 0
+
+    @property
+    def added_tokens(self) -> list[str]:
+        """Tokens that are taken out of a text before it is split, special or not."""
+        return [added["content"] for added in self.json.get("added_tokens") or []]
 
     @property
     def chat_template(self) -> str | None:
@@ -144,6 +172,17 @@ class Tokenizer:
     def special_ids(self, config: dict[str, Any]) -> SpecialIds:
         """bos, eos and pad: tokenizer_config.json by name, else config.json by id (the first of a list)."""
         return SpecialIds(*(self._special(name, config) for name in ("bos", "eos", "pad")))
+
+    def stop_ids(self, config: dict[str, Any]) -> tuple[int, ...]:
+        """Where a reply of transformers ends: generation_config.json says, config.json where there is no such file."""
+        given = self._generation if self._generation is not None else config
+        value = given.get("eos_token_id")
+        return tuple(value) if isinstance(value, list) else () if value is None else (int(value),)
+
+    @cached_property
+    def _generation(self) -> dict[str, Any] | None:
+        path = self.folder / "generation_config.json"
+        return read_object(path, TokenizerError) if path.exists() else None
 
     def _special(self, name: str, config: dict[str, Any]) -> int | None:
         token = self._settings.get(f"{name}_token")

@@ -53,6 +53,7 @@ def leave(root: Path, names: list[str]) -> None:
         "bits_per_byte": 2.0,
         "windows": 40,
         "scored_tokens": 40 * 255,
+        "reply": None,
         "engine": ENGINE,
         "identity": IDENTITY,
         "artifact": FILES,
@@ -95,13 +96,30 @@ def test_measurements_hold_no_lists(tmp_path: Path) -> None:
     assert a["same_top"] == {"value": 0.9, "low": 0.88, "high": 0.92}
     assert a["effective_types"] == {"Q4_0": 900, "F32": 100}
     assert a["prefill"]["128"] == {"value": 256.0, "low": 256.0, "high": 256.0, "rounds": 7, "disturbed_rounds": 1}
-    assert found["reference"] == {"ppl": 80.0, "engine": ENGINE}
+    assert found["reference"] == {"ppl": 80.0, "engine": ENGINE, "reply": None}
     assert found["identity"] == IDENTITY
     assert (a["engine"], a["timing_engine"], a["identity"]) == (ENGINE, TIMING_ENGINE, IDENTITY)
     assert (found["machine"], found["power_source"]) == (MACHINE, "mains")  # as speed.json says: no machine.json here
     assert found["timing"] == TIMING  # prompt_lengths is a list
     assert found.keys() == {"reference", "identity", "machine", "power_source", "timing", "variants"}
     assert "artifact" not in a
+
+
+def test_replies_are_measurements(tmp_path: Path) -> None:
+    leave(tmp_path, ["a"])
+    reply = {"text": "Paris.", "tokens": 3, "stopped": None, "same_tokens": 1, "reference_tokens": 2, "problem": None}
+    edit(tmp_path / paths.quality("a"), lambda quality: quality.update(reply=reply))
+    chat = {
+        "messages": [{"role": "user", "content": "Where?"}],
+        "prompt": {"text": "Where?", "ids": [1, 2]},
+        "stop_ids": [7],
+        "reply": {"ids": [3, 7], "text": "There.", "stopped": "<end>"},
+    }
+    write_json(tmp_path / paths.REFERENCE / "reply.json", chat)
+    found = gather(["a"], tmp_path)
+    assert found["reference"]["reply"] == {"asked": "Where?", "text": "There.", "tokens": 2, "stopped": "<end>"}
+    assert found["variants"]["a"]["reply"] == reply
+    assert lists_in(found) == []
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:

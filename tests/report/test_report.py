@@ -113,6 +113,26 @@ def test_a_revision_is_named(measurements: dict[str, Any]) -> None:
     assert "revision" not in render(measurements | {"identity": IDENTITY}, ["big"])
 
 
+def test_replies_are_shown_beside_the_references(measurements: dict[str, Any]) -> None:
+    assert "## A reply" not in render(measurements, ["big"])
+    measurements["reference"]["reply"] = {"asked": "Where?", "text": "There.", "tokens": 3, "stopped": "<|im_end|>"}
+    same = {"same_tokens": 3, "reference_tokens": 3, "problem": None}
+    measurements["variants"]["big"]["reply"] = {"text": "There.", "tokens": 3, "stopped": "<|im_end|>", **same}
+    text = "a | b\n**c** <d>" + "e" * 100
+    measurements["variants"]["small"]["reply"] = {"text": text, "tokens": 32, "stopped": None, **same, "same_tokens": 1}
+    measurements["variants"]["small"]["reply"]["problem"] = "another prompt, from *"
+    section = render(measurements, ["big", "small"]).split("## A reply\n")[1].split("\n## ")[0]
+    assert section.splitlines()[1].startswith('To "Where?", each token the most likely')
+    assert [line for line in section.splitlines() if line.startswith("|")][2:] == [
+        r"| reference, float32 | There. | | at token 3, \<\|im\_end\|\> |",
+        r"| big | There. | 3 of 3 | at token 3, \<\|im\_end\|\> |",
+        rf"| small | a \| b \*\*c\*\* \<d\>{'e' * 84}… | 1 of 3 | not within 32 tokens |",
+    ]
+    assert [line for line in section.splitlines() if line.startswith("- ")] == [
+        r"- **small**: another prompt, from \*."
+    ]
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import QWEN2_SPLIT, SPECIALS, tokenizer_json
+from support import QWEN2_SPLIT, SPECIALS, adds, tokenizer_json
 
 from pipeline.errors import TokenizerError
 from pipeline.formats.gguf.metadata import pre_tokenizer
@@ -208,21 +208,16 @@ def test_a_bos_that_is_only_named_is_not_added(tmp_path: Path) -> None:
     tokenizer = write(tmp_path / "t", bos_token="<|endoftext|>")
     assert tokenizer.special_ids({}).bos == ENDOFTEXT
     assert tokenizer.encode("the").tolist() == [THE]
+    assert not tokenizer.adds_bos
 
 
 def test_a_bos_that_the_tokenizer_adds_is_kept(tmp_path: Path) -> None:
     content = tokenizer_json()
-    special = {"id": "<|endoftext|>", "ids": [ENDOFTEXT], "tokens": ["<|endoftext|>"]}
-    content["post_processor"] = {
-        "type": "TemplateProcessing",
-        "single": [
-            {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}},
-            {"Sequence": {"id": "A", "type_id": 0}},
-        ],
-        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {"<|endoftext|>": special},
-    }
-    assert write(tmp_path / "t", content).encode("the").tolist() == [ENDOFTEXT, THE]
+    content["post_processor"] = adds("<|endoftext|>", ENDOFTEXT)
+    tokenizer = write(tmp_path / "t", content)
+    assert tokenizer.encode("the").tolist() == [ENDOFTEXT, THE]
+    assert tokenizer.encode("the", add_special=False).tolist() == [THE]  # of a prompt, which holds its own
+    assert tokenizer.adds_bos
 
 
 # Special ids
@@ -252,6 +247,47 @@ def test_a_special_token_that_is_no_token_is_an_error(eos: object, tmp_path: Pat
     tokenizer = write(tmp_path / "t", eos_token=eos)
     with pytest.raises(TokenizerError, match=r"eos_token '<\|eot_id\|>' is not in tokenizer\.json"):
         tokenizer.special_ids({"eos_token_id": IM_END})
+
+
+@pytest.mark.parametrize(
+    ("generation", "expected"),
+    [
+        (None, (7,)),
+        ({"eos_token_id": [IM_END, ENDOFTEXT]}, (IM_END, ENDOFTEXT)),
+        ({"eos_token_id": 0}, (0,)),
+        ({"eos_token_id": None}, ()),
+        ({}, ()),
+    ],
+)
+def test_a_reply_ends_where_generation_config_says(
+    generation: dict[str, Any] | None, expected: tuple[int, ...], tmp_path: Path
+) -> None:
+    """As transformers takes it: config.json only where there is no such file."""
+    tokenizer = write(tmp_path / "t", eos_token="the")
+    if generation is not None:
+        (tmp_path / "t" / "generation_config.json").write_text(json.dumps(generation))
+    assert tokenizer.stop_ids({"eos_token_id": 7}) == expected
+    assert tokenizer.stop_ids({}) == (() if generation is None else expected)
+
+
+# Texts of ids
+
+
+def test_ids_are_written_out(tmp_path: Path) -> None:
+    tokenizer = write(tmp_path / "t")
+    assert tokenizer.decode([THE, SPACE_THE, IM_END]) == "the the<|im_end|>"
+    cafe = tokenizer.encode("caf\u00e9").tolist()
+    assert tokenizer.decode(cafe) == "caf\u00e9"
+    assert tokenizer.decode(cafe[:-1]) == "caf\ufffd"  # half of a letter
+
+
+def test_a_sample_reaches_from_the_last_token_down(tmp_path: Path) -> None:
+    tokenizer = write(tmp_path / "t")
+    assert tokenizer.sample(1) == [" the"]
+    assert tokenizer.sample(130)[:2] == [" the", "the"]  # every second
+    every = tokenizer.sample(1000)
+    assert every[:4] == [" the", "in", "the", "he"]
+    assert len(every) == 4 + 128  # a byte above 127 is no text alone
 
 
 # Bytes

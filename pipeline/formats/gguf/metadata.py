@@ -6,6 +6,7 @@ Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pipeline.errors import CheckpointError, TokenizerError
@@ -23,6 +24,8 @@ PRE_TOKENIZERS = {
 """llama.cpp's name of a split regex (llama-vocab.cpp). The regex identifies it: a hash of a text's ids would fail
 each fine-tune.
 """
+
+ENDS = {"<|im_end|>", "<|endoftext|>"}  # of the texts that end a reply for llama.cpp without a key, Qwen's
 
 
 def pre_tokenizer(tokenizer: Tokenizer) -> str:
@@ -91,8 +94,6 @@ def _rope(rope: Rope) -> list[Pair]:
 
 def _tokenizer(spec: ModelSpec, tokenizer: Tokenizer, config: dict[str, Any]) -> list[Pair]:
     tokens, kinds = tokenizer.vocabulary(spec.vocab_size)
-    special = tokenizer.special_ids(config)
-    ids = (("bos", special.bos), ("eos", special.eos), ("padding", special.pad))
     template = tokenizer.chat_template
     return [
         ("ggml.model", text("gpt2")),  # byte-level BPE
@@ -100,7 +101,19 @@ def _tokenizer(spec: ModelSpec, tokenizer: Tokenizer, config: dict[str, Any]) ->
         ("ggml.tokens", texts(tokens)),
         ("ggml.token_type", int32s(kinds)),
         ("ggml.merges", texts(tokenizer.merges)),
-        *((f"ggml.{name}_token_id", uint32(value)) for name, value in ids if value is not None),
-        ("ggml.add_bos_token", boolean(False)),  # Qwen has none; llama.cpp would add one by default
+        *((f"ggml.{name}_token_id", uint32(value)) for name, value in _special(tokenizer, tokens, config)),
+        ("ggml.add_bos_token", boolean(tokenizer.adds_bos)),  # llama.cpp would add one by default
         *([("chat_template", text(template))] if template is not None else []),
     ]
+
+
+def _special(tokenizer: Tokenizer, tokens: Sequence[str], config: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """Special tokens by their names in the file; ends of a reply that llama.cpp does not know by text go into the two
+    keys that it has besides eos.
+    """
+    special, stops = tokenizer.special_ids(config), tokenizer.stop_ids(config)
+    eos = next(iter(stops), None) if special.eos is None else special.eos
+    others = [i for i in stops if i != eos and not (0 <= i < len(tokens) and tokens[i] in ENDS)]
+    named = (("bos", special.bos), ("eos", eos), ("padding", special.pad))
+    yield from ((name, value) for name, value in named if value is not None)
+    yield from zip(("eot", "eom"), others, strict=False)

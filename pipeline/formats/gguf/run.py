@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from pipeline.cores import physical_cores
 from pipeline.errors import ArtifactError, MeasurementError, ParamsError, suggestion
 from pipeline.formats.gguf import engine
-from pipeline.types import Artifact, Engine
+from pipeline.types import Artifact, Engine, Messages, Prompt, Reply
 
 BATCH = 2048  # llama.cpp's defaults; both are part of a time
 MICRO_BATCH = 512
@@ -64,7 +65,8 @@ class GgufRuntime:
         self.path = path
         self._cpp: Any = engine.llama()
         self._model = engine.load_model(path, n_gpu_layers=0 if device == "cpu" else -1)
-        self.vocab_size: int = self._cpp.llama_vocab_n_tokens(self._cpp.llama_model_get_vocab(self._model))
+        self._vocab: Any = self._cpp.llama_model_get_vocab(self._model)
+        self.vocab_size: int = self._cpp.llama_vocab_n_tokens(self._vocab)
         threads = threads or physical_cores()
         self._context = self._new_context(context, threads, flash_attention, KV_TYPES[kv_type])
         self._batch: Any = self._cpp.llama_batch_init(BATCH, 0, 1)
@@ -124,9 +126,7 @@ class GgufRuntime:
         self._clear()
         self._cpp.llama_synchronize(self._context)
         begin = time.perf_counter()
-        for at in range(0, len(ids), BATCH):
-            part = ids[at : at + BATCH]
-            self._decode(part, np.arange(at, at + len(part)) == len(ids) - 1)
+        self._take_in(ids)
         self._cpp.llama_synchronize(self._context)
         return time.perf_counter() - begin
 
@@ -140,6 +140,63 @@ class GgufRuntime:
             self._cpp.llama_synchronize(self._context)
         return time.perf_counter() - begin
 
+    def prompt(self, messages: Messages) -> Prompt | None:
+        """See Runtime. Rendered as llama-cpp-python renders it for its users."""
+        from jinja2 import TemplateError
+        from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+        template = self._cpp.llama_model_chat_template(self._model, None)
+        if template is None:
+            return None
+        bos, eos = (self._text(token(self._vocab)) for token in (self._cpp.llama_vocab_bos, self._cpp.llama_vocab_eos))
+        formatter = Jinja2ChatFormatter(template.decode(), eos_token=eos, bos_token=bos)
+        try:
+            text = formatter(messages=[*messages]).prompt
+        except (TemplateError, ValueError) as error:  # a ValueError is the template's own complaint
+            raise ArtifactError(f"{self.path}: its chat template fails on a plain question ({error}).") from error
+        return Prompt(text, tuple(engine.token_ids(self._vocab, text, add_special=False)))
+
+    def reply(self, ids: Sequence[int], limit: int) -> Reply:
+        """See Runtime.
+
+        Raises:
+            MeasurementError: the context has no room for both; llama.cpp would end the process.
+        """
+        if (needed := len(ids) + limit) > (room := self._cpp.llama_n_ctx(self._context)):
+            raise MeasurementError(
+                f"a prompt of {len(ids)} tokens and a reply of {limit} need a context of {needed}, it has {room}."
+            )
+        self._clear()
+        self._take_in(np.array(ids, np.int32))
+        found = [self._most_likely()]
+        while len(found) < limit and not self._ends(found[-1]):
+            self._take_in(np.array(found[-1:], np.int32))
+            found.append(self._most_likely())
+        stopped = self._ends(found[-1])
+        said = self._decoded(found[:-1] if stopped else found)
+        return Reply(tuple(found), said, self._decoded(found[-1:]) if stopped else None)
+
+    def _most_likely(self) -> int:
+        """The token of the highest logit behind what was taken in."""
+        return int(np.ctypeslib.as_array(self._cpp.llama_get_logits(self._context), shape=(self.vocab_size,)).argmax())
+
+    def _ends(self, token: int) -> bool:
+        return bool(self._cpp.llama_vocab_is_eog(self._vocab, token))
+
+    def _text(self, token: int) -> str:
+        """A special token: '' for -1, none."""
+        return "" if token < 0 else str(self._cpp.llama_vocab_get_text(self._vocab, token), "utf-8")
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens written out; bytes that are no UTF-8 become U+FFFD."""
+        return b"".join(self._piece(token) for token in ids).decode(errors="replace")
+
+    def _piece(self, token: int) -> bytes:
+        room = len(self._cpp.llama_vocab_get_text(self._vocab, token))  # a character or more for each byte
+        piece = ctypes.create_string_buffer(room)
+        size = self._cpp.llama_token_to_piece(self._vocab, token, piece, room, 0, True)
+        return piece.raw[:size]
+
     def close(self) -> None:
         self._cpp.llama_batch_free(self._batch)
         self._cpp.llama_free(self._context)
@@ -148,6 +205,12 @@ class GgufRuntime:
     def _clear(self) -> None:
         self._cpp.llama_memory_clear(self._cpp.llama_get_memory(self._context), True)
         self._held = 0
+
+    def _take_in(self, ids: NDArray[np.int32]) -> None:
+        """Append `ids` [n] to the cache, with logits of the last."""
+        for at in range(0, len(ids), BATCH):
+            part = ids[at : at + BATCH]
+            self._decode(part, np.arange(at, at + len(part)) == len(ids) - 1)
 
     def _decode(self, ids: NDArray[np.int32], wanted: NDArray[np.bool_]) -> None:
         """Append `ids` [n ≤ BATCH] to the cache, with logits where `wanted` [n]."""

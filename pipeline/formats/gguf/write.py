@@ -21,6 +21,7 @@ from pipeline.formats.gguf.names import gguf_name
 from pipeline.formats.gguf.plan import plan
 from pipeline.formats.gguf.schemes import GGML_TYPES, SCHEMES, Scheme
 from pipeline.formats.gguf.schemes import scheme as scheme_of
+from pipeline.formats.gguf.vocabulary import check_vocabulary
 from pipeline.models import spec_of
 from pipeline.progress import Advance, silent
 from pipeline.source.checkpoint import Checkpoint
@@ -58,7 +59,7 @@ def write(
     Raises:
         ParamsError: an unknown scheme, or types that name no tensor.
         CheckpointError: tensors missing, unknown or of another shape, all listed.
-        TokenizerError: a vocabulary or pre-tokenizer that the file cannot carry.
+        TokenizerError: a vocabulary or pre-tokenizer that the file cannot carry, or that llama.cpp reads otherwise.
         QuantizationError: weights that are not finite or too large, all tensors listed.
         OutputError: not enough disk.
         ArtifactError: what was written does not read back as planned.
@@ -69,12 +70,13 @@ def write(
     planned = plan(spec, scheme)
     _check_disk(folder, sum(p.bytes for p in planned))
     path = folder / FILE
-    places, length = _write_header(path, checkpoint, spec, scheme, planned)
+    tokenizer = Tokenizer(checkpoint.path)
+    places, length = _write_header(path, checkpoint, tokenizer, spec, scheme, planned)
     _write_tensors(path, checkpoint, places, length, advance)
     stored = _read_back(path, places, length)
-    engine.check_vocabulary(path, spec.vocab_size)
     with ThreadPoolExecutor() as threads:
         hashes = threads.submit(sha256, path), threads.submit(reader.tensors_sha256, stored)
+        check_vocabulary(path, spec.vocab_size, tokenizer, checkpoint.config)
     return Artifact(
         format="gguf",
         scheme=scheme.label,
@@ -108,11 +110,11 @@ def _check_disk(folder: Path, needed: int) -> None:
 
 
 def _write_header(
-    path: Path, checkpoint: Checkpoint, spec: ModelSpec, scheme: Scheme, planned: list[Planned]
+    path: Path, checkpoint: Checkpoint, tokenizer: Tokenizer, spec: ModelSpec, scheme: Scheme, planned: list[Planned]
 ) -> tuple[list[_Place], int]:
     """Header and tensor table; returns where each tensor goes and the length of the whole file."""
     name = checkpoint.name.rpartition("/")[2]  # of a Hub id: the folder that it would be cloned to
-    pairs = metadata(spec, Tokenizer(checkpoint.path), checkpoint.config, scheme, name)
+    pairs = metadata(spec, tokenizer, checkpoint.config, scheme, name)
     rows = [(gguf_name(p.tensor), p.tensor.shape, GGML_TYPES[p.encoding], p.bytes) for p in planned]
     data = header.pack(pairs, rows)
     path.write_bytes(data)

@@ -104,6 +104,11 @@ def test_selected_rows_equal_those_of_all_bit_for_bit(start: int, f32_file: Path
     assert selected.tobytes() == score(f32_file, ids)[start:].tobytes()
 
 
+def test_a_longer_context_changes_no_bit(f32_file: Path, ids: np.ndarray) -> None:
+    """It is given where a chat needs it."""
+    assert score(f32_file, ids, context=1000).tobytes() == score(f32_file, ids, context=200).tobytes()
+
+
 def test_two_runs_and_two_windows_are_bit_identical(f32_file: Path, ids: np.ndarray) -> None:
     first = score(f32_file, ids)
     assert first.tobytes() == score(f32_file, ids).tobytes()
