@@ -19,6 +19,20 @@ from pipeline.errors import PipelineError, QuantizationError
 from pipeline.formats.gguf.schemes import GGML_TYPES
 from pipeline.types import Encoding
 
+said: list[str] = []
+"""What the library logged last: it would go to the terminal, and engine's keeper hears only the copy of ggml that
+llama.cpp loads, which may be another one.
+"""
+
+
+def _keep(level: int, text: bytes, user_data: object) -> None:
+    said.append(text.decode(errors="replace").strip())
+    del said[:-40]
+
+
+_LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+_KEEP = _LOG(_keep)  # held for as long as the library is
+
 
 class GgufInit(ctypes.Structure):
     """gguf_init_params (gguf.h): with no_alloc, tensor data is not read."""
@@ -42,6 +56,7 @@ def library() -> ctypes.CDLL:
     for name, result, arguments in (
         ("ggml_quantize_chunk", size, [ctypes.c_int, pointer, pointer, i64, i64, i64, pointer]),
         ("ggml_validate_row_data", ctypes.c_bool, [ctypes.c_int, pointer, size]),
+        ("ggml_log_set", None, [_LOG, pointer]),
         ("gguf_init_from_file", pointer, [ctypes.c_char_p, GgufInit]),
         ("gguf_free", None, [pointer]),
         ("gguf_get_data_offset", size, [pointer]),
@@ -67,6 +82,7 @@ def library() -> ctypes.CDLL:
     ):
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
+    lib.ggml_log_set(_KEEP, None)
     return lib
 
 
