@@ -73,7 +73,7 @@ def _check_types(found: GgufFile, path: Path) -> None:
     if problems:
         raise ArtifactError(
             f"{path} cannot be run:\n{listed([*_some(problems, 'tensors')])}\n"
-            "llama.cpp computes with F32 vectors, and with matrices of floats or quantized weights. Make the file again."
+            "llama.cpp computes with F32 vectors, and matrices of floats or quantized weights. Make the file again."
         )
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from pipeline.errors import ArtifactError
 from pipeline.formats.gguf.header import ARRAY, INT32, STRING
-from pipeline.formats.gguf.kernels import GgufInit, library, said
+from pipeline.formats.gguf.kernels import GgufInit, library, words
 from pipeline.types import Encoding
 
 SCALARS: dict[int, Any] = {
@@ -136,8 +136,8 @@ def tensors_sha256(tensors: Iterable[StoredTensor]) -> str:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    said.clear()
-    context = library().gguf_init_from_file(os.fsencode(file), GgufInit(True, None))
+    with words() as said:
+        context = library().gguf_init_from_file(os.fsencode(file), GgufInit(True, None))
     if not context:
         why = "".join(f"  ggml: {line}\n" for line in said[:1])
         raise ArtifactError(f"{file} is no GGUF file that ggml can read, or it is cut short.\n{why}Fetch it again.")
