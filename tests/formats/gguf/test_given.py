@@ -1,10 +1,11 @@
-"""Files that others made: they score as ours do, and are refused where they are of another checkpoint."""
+"""Files that others made score as ours do, and say what they are."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import oracle
 import pytest
 from gguf import GGMLQuantizationType, GGUFValueType
-from rewriting import Change, Tensor, replaced, rewrite, split, tensors_of, zeros
+from rewriting import replaced, rewrite, split, tensors_of, zeros
 from support import Shape, write_checkpoint
 
 from pipeline import artifact as artifacts
@@ -24,7 +25,7 @@ from pipeline.source.checkpoint import Checkpoint
 from pipeline.torch_forward import Reference, load_reference, write_reference
 from pipeline.types import Artifact, EffectiveType, Scores, Windows
 
-SETTINGS = {"threads": 2, "flash_attention": False, "kv_type": "f16"}
+SETTINGS = {"threads": 1, "flash_attention": False, "kv_type": "f16"}
 SHAPE = Shape("qwen3", hidden=256, ff=256)
 KIND = GGMLQuantizationType
 
@@ -69,6 +70,7 @@ def score(source: Path) -> Callable[[Path], tuple[dict[str, Any], Scores]]:
         write_reference(checkpoint, checkpoint.identity(), windows, source.parent / "reference")
         reference: Reference = load_reference(source.parent / "reference", checkpoint)
 
+    @cache
     def scored(place: Path) -> tuple[dict[str, Any], Scores]:
         with Checkpoint(source) as checkpoint:
             return evaluate(place, artifacts.load(place, checkpoint), windows, reference, SETTINGS)
@@ -81,12 +83,6 @@ def described(path: Path, source: Path) -> Artifact:
         return artifacts.describe(path, "gguf", checkpoint)
 
 
-def refusal(path: Path, source: Path) -> str:
-    with pytest.raises(ArtifactError) as caught:
-        described(path, source)
-    return str(caught.value)
-
-
 def assert_same_scores(found: tuple[dict[str, Any], Scores], expected: tuple[dict[str, Any], Scores]) -> None:
     for key, values in asdict(expected[1]).items():
         np.testing.assert_array_equal(getattr(found[1], key), values)
@@ -96,7 +92,7 @@ def assert_same_scores(found: tuple[dict[str, Any], Scores], expected: tuple[dic
 # what others made scores as what it is
 
 
-@pytest.mark.parametrize("scheme", ["q4_k_m", "iq4_xs", "q8_0"])
+@pytest.mark.parametrize("scheme", ["q4_k_m", "iq4_xs"])
 def test_llama_cpps_own_file_is_ours_in_tensors_and_scores(
     scheme: str, source: Path, ours: Callable[[str], Path], theirs: Callable[[str], Path], score: Callable[..., Any]
 ) -> None:
@@ -180,7 +176,7 @@ def test_the_scheme_is_the_files_own_file_type(
 
 @pytest.mark.parametrize(
     ("kind", "bits"),
-    [(KIND.TQ1_0, 54 * 8 / 256), (KIND.MXFP4, 4.25), (KIND.IQ3_S, 110 * 8 / 256), (KIND.IQ2_XXS, 66 * 8 / 256)],
+    [(KIND.TQ1_0, 54 * 8 / 256), (KIND.MXFP4, 4.25), (KIND.IQ3_S, 110 * 8 / 256)],
 )
 def test_types_that_no_scheme_has_are_counted_and_scored(
     kind: KIND, bits: float, source: Path, ours: Callable[[str], Path], score: Callable[..., Any], tmp_path: Path
@@ -194,105 +190,6 @@ def test_types_that_no_scheme_has_are_counted_and_scored(
     assert score(path)[0]["kld"]["mean"] > 0
 
 
-@pytest.mark.parametrize("kind", [KIND.Q8_K, KIND.I8, KIND.I16, KIND.I32, KIND.I64, KIND.F64])
-def test_types_that_no_matrix_can_have_are_refused(
-    kind: KIND, source: Path, ours: Callable[[str], Path], tmp_path: Path
-) -> None:
-    """llama.cpp would load the file, and end the process."""
-    other = zeros("blk.1.ffn_up.weight", (256, 256), kind)
-    path = rewrite(ours("f32") / "model.gguf", tmp_path / "a.gguf", change=replaced(other))
-    for checkpoint in (source, None):
-        with pytest.raises(ArtifactError, match=rf"cannot be run:\n  - blk.1.ffn_up.weight is {kind.name}\n"):
-            described(path, checkpoint) if checkpoint else artifacts.describe(path, "gguf", None)
-
-
-def test_vectors_in_16_bits_are_refused(source: Path, ours: Callable[[str], Path], tmp_path: Path) -> None:
-    other = Tensor("output_norm.weight", np.ones(256, np.float16), KIND.F16)
-    path = rewrite(ours("f32") / "model.gguf", tmp_path / "a.gguf", change=replaced(other))
-    assert "  - output_norm.weight is F16\nllama.cpp computes with F32 vectors" in refusal(path, source)
-
-
-def test_a_file_compared_with_no_checkpoint_has_no_source(ours: Callable[[str], Path]) -> None:
-    found = artifacts.load(ours("q8_0") / "model.gguf")
-    assert (found.source, found.scheme) == (None, "q8_0")
-
-
-# refused: of another checkpoint
-
-
-def without(name: str) -> Change:
-    return lambda tensors: [tensor for tensor in tensors if tensor.name != name]
-
-
-def extra(name: str) -> Change:
-    return lambda tensors: [*tensors, zeros(name, (4, 256), KIND.F16)]
-
-
-def tokens_of(path: Path, **texts: str) -> dict[str, Any]:
-    from gguf import GGUFReader
-
-    tokens = GGUFReader(path).fields["tokenizer.ggml.tokens"].contents()
-    return {"tokenizer.ggml.tokens": [texts.get(f"at_{i}", token) for i, token in enumerate(tokens)]}
-
-
-@pytest.mark.parametrize(
-    ("keys", "change", "problem"),
-    [
-        ({"general.architecture": "qwen2"}, list, "architecture: expected qwen3, found qwen2"),
-        ({"general.architecture": None}, list, "architecture: expected qwen3, found None"),
-        ({"qwen3.attention.head_count": 8}, list, "attention.head_count: expected 4, found 8"),
-        ({"qwen3.attention.head_count_kv": 4}, list, "attention.head_count_kv: expected 2, found 4"),
-        ({}, without("blk.1.ffn_up.weight"), "blk.1.ffn_up.weight: missing, expected [256, 256]"),
-        ({}, extra("v.patch_embd.weight"), "v.patch_embd.weight: not a tensor of qwen3"),
-        (
-            {},
-            replaced(zeros("blk.0.ffn_up.weight", (512, 256), KIND.F16)),
-            "blk.0.ffn_up.weight: expected [256, 256], found [512, 256]",
-        ),
-        ({}, extra("output.weight"), "output.weight: expected [272, 256], found [4, 256]"),
-    ],
-)
-def test_a_difference_is_refused_by_name(
-    keys: dict[str, Any], change: Change, problem: str, source: Path, ours: Callable[[str], Path], tmp_path: Path
-) -> None:
-    path = rewrite(ours("q8_0") / "model.gguf", tmp_path / "a.gguf", keys, change)
-    assert refusal(path, source) == (
-        f"{path} is not of the checkpoint source:\n  - {problem}\n"
-        "Figures on its tokens would mean nothing: compare it with the checkpoint that it was made from."
-    )
-
-
-def test_other_texts_of_tokens_are_refused_but_padding_may_differ(
-    source: Path, ours: Callable[[str], Path], tmp_path: Path
-) -> None:
-    file = ours("q8_0") / "model.gguf"
-    padded = rewrite(file, tmp_path / "a.gguf", tokens_of(file, at_263="<|pad_0|>", at_271="[UNUSED]"))
-    assert described(padded, source).tensors_sha256 == described(file, source).tensors_sha256
-    other = rewrite(file, tmp_path / "b.gguf", tokens_of(file, at_3="x", at_262="</s>", at_271="[UNUSED]"))
-    _, *problems, _ = refusal(other, source).splitlines()
-    assert problems == ["  - token 3: expected '$', found 'x'", "  - token 262: expected '<|im_end|>', found '</s>'"]
-
-
-def test_of_many_differences_of_a_kind_some_are_shown(
-    source: Path, ours: Callable[[str], Path], tmp_path: Path
-) -> None:
-    file = ours("q8_0") / "model.gguf"
-    texts = {f"at_{i}": "x" for i in range(263)}
-    path = rewrite(file, tmp_path / "a.gguf", tokens_of(file, **texts), without("output_norm.weight"))
-    _, missing, *tokens, more, _ = refusal(path, source).splitlines()
-    assert missing == "  - output_norm.weight: missing, expected [256]"  # every kind is listed
-    assert [line.split(":")[0] for line in tokens] == [f"  - token {i}" for i in range(5)]
-    assert more == "  - … and 257 more tokens"  # one of them is x
-
-
-def test_another_size_of_vocabulary_is_refused(source: Path, tmp_path: Path) -> None:
-    larger = write_checkpoint(tmp_path / "larger", replace(SHAPE, vocab=304))
-    artifacts.convert(larger, "gguf", "q8_0", tmp_path / "q8_0")
-    _, embedding, vocabulary, _ = refusal(tmp_path / "q8_0" / "model.gguf", source).splitlines()
-    assert embedding == "  - token_embd.weight: expected [272, 256], found [304, 256]"
-    assert vocabulary == "  - vocabulary: expected 272 tokens, found 304"
-
-
 def test_a_tied_checkpoints_file_may_hold_the_head_as_well(
     source: Path, ours: Callable[[str], Path], score: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -301,6 +198,11 @@ def test_a_tied_checkpoints_file_may_hold_the_head_as_well(
     path = rewrite(file, tmp_path / "a.gguf", change=lambda tensors: [*tensors, head])
     assert described(path, source).weights == described(file, source).weights + 272 * 256
     assert_same_scores(score(path), score(file))
+
+
+def test_a_file_compared_with_no_checkpoint_has_no_source(ours: Callable[[str], Path]) -> None:
+    found = artifacts.load(ours("q8_0") / "model.gguf")
+    assert (found.source, found.scheme) == (None, "q8_0")
 
 
 # described in a folder
