@@ -81,7 +81,7 @@ def _check(found: GgufFile, path: Path, checkpoint: Checkpoint) -> None:
     spec = spec_of(checkpoint.config)
     problems = [*_architecture(found, spec)]
     if not problems:  # the tensors and keys of another architecture bear other names
-        problems = [*_heads(found, spec), *_shapes(found, spec), *_vocabulary(found, spec, checkpoint)]
+        problems = [*_sizes(found, spec), *_shapes(found, spec), *_vocabulary(found, spec, checkpoint)]
     if problems:
         raise ArtifactError(
             f"{path} is not of the checkpoint {checkpoint.name}:\n{listed(problems)}\n"
@@ -95,12 +95,16 @@ def _architecture(found: GgufFile, spec: ModelSpec) -> Iterator[str]:
         yield f"architecture: expected {spec.model_type}, found {arch}"
 
 
-def _heads(found: GgufFile, spec: ModelSpec) -> Iterator[str]:
-    """Heads do not show in the shapes of matrices."""
-    for key, expected in (("attention.head_count", spec.n_heads), ("attention.head_count_kv", spec.n_kv_heads)):
-        heads = found.keys.get(f"{spec.model_type}.{key}", spec.n_heads)  # llama.cpp's default of both
-        if heads != expected:
-            yield f"{key}: expected {expected}, found {heads}"
+def _sizes(found: GgufFile, spec: ModelSpec) -> Iterator[str]:
+    """What shapes do not show: heads, and layers, of which llama.cpp trusts the key (0 would abort it)."""
+    for key, expected, default in (
+        ("block_count", spec.n_layers, None),
+        ("attention.head_count", spec.n_heads, None),
+        ("attention.head_count_kv", spec.n_kv_heads, spec.n_heads),
+    ):
+        size = found.keys.get(f"{spec.model_type}.{key}", default)
+        if size != expected:
+            yield f"{key}: expected {expected}, found {size}"
 
 
 def _shapes(found: GgufFile, spec: ModelSpec) -> Iterator[str]:

@@ -78,6 +78,8 @@ def tokens_of(path: Path, **texts: str) -> dict[str, Any]:
     [
         ({"general.architecture": "qwen2"}, list, "architecture: expected qwen3, found qwen2"),
         ({"general.architecture": None}, list, "architecture: expected qwen3, found None"),
+        ({"qwen3.block_count": 0}, list, "block_count: expected 2, found 0"),
+        ({"qwen3.attention.head_count_kv": None}, list, "attention.head_count_kv: expected 2, found 4"),
         ({"qwen3.attention.head_count": 8}, list, "attention.head_count: expected 4, found 8"),
         ({"qwen3.attention.head_count_kv": 4}, list, "attention.head_count_kv: expected 2, found 4"),
         ({}, without("blk.1.ffn_up.weight"), "blk.1.ffn_up.weight: missing, expected [256, 256]"),
