@@ -104,4 +104,4 @@ def _parse(path: Path) -> Artifact:
 
 
 def _again(artifact: Artifact) -> str:
-    return "Convert again." if artifact.path is None else "Run dvc repro, which describes the file anew."
+    return "Convert again." if artifact.path is None else "Fetch it again, then run dvc repro."

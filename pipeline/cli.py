@@ -22,6 +22,9 @@ def _types(context: click.Context, option: click.Parameter, given: tuple[str, ..
     pairs = [item.rpartition("=")[::2] for item in given]
     if any("" in pair for pair in pairs):
         raise click.BadParameter("expected PATTERN=TYPE, as attn_v=q8_0.")
+    for pattern, _ in pairs:
+        if [other for other, _ in pairs].count(pattern) > 1:
+            raise click.BadParameter(f"{pattern} is given twice.")
     return dict(pairs)
 
 

@@ -17,7 +17,12 @@ from dependencies import imported
 
 ROOT = Path(__file__).parent.parent
 STAGES = ("fetch", "corpus", "reference", "convert", "evaluate", "machine", "benchmark", "report", "gate")
-FORMAT_STAGES = {"convert": ("write",), "evaluate": ("run",), "benchmark": ("run",)}  # rooms imported by name
+FORMAT_STAGES = {  # rooms imported by name
+    "fetch": ("schemes", "given", "run"),
+    "convert": ("write", "given"),
+    "evaluate": ("run",),
+    "benchmark": ("run",),
+}
 FAST = {
     "corpus": {"name": "sample", "path": None, "windows": 3, "context": 128},
     "variants": {

@@ -72,13 +72,14 @@ def _row(
 
 
 def _notes(variants: Mapping[str, Any]) -> dict[str, list[str]]:
-    """What sets a variant apart beside its types: who made it, the same bytes under another name, engine settings."""
+    """What sets a variant apart beside its types: its maker or mix, the same bytes elsewhere, engine settings."""
     settings = {name: _settings(v["engine"]) for name, v in variants.items()}
     usual = Counter(settings.values()).most_common(1)[0][0] if settings else ""
     notes: dict[str, list[str]] = {}
     for name, v in variants.items():
         twins = [n for n in variants if n != name and variants[n]["tensors_sha256"] == v["tensors_sha256"]]
         notes[name] = [f"made elsewhere, says {v['scheme']}"] if v["path"] else []
+        notes[name] += [f"mix {escaped(v['scheme'])}"] if "+" in v["scheme"] else []
         notes[name] += [f"same bytes as {', '.join(twins)}"] if twins else []
         notes[name] += [settings[name]] if settings[name] != usual else []
     return notes

@@ -202,9 +202,10 @@ def test_what_sets_a_variant_apart_is_beside_its_types(measurements: dict[str, A
     variants["middle"]["tensors_sha256"] = variants["big"]["tensors_sha256"]
     variants["middle"]["engine"] = ENGINE | {"kv_type": "q8_0", "flash_attention": "on"}
     variants["small"] |= {"path": "some/file.gguf", "scheme": "q4_k_m"}
+    variants["worse"]["scheme"] = "q4_0+ffn_(up|down)=q8_0"
     text = render(measurements, [*variants])
     types = "Q4_0 90 %, Q6_K 10 %, F32 <1 %"
     assert row_of(text, "big")[-1] == f"{types}; same bytes as middle"
     assert row_of(text, "middle")[-1] == f"{types}; same bytes as big; KV cache q8_0, flash attention on"
-    assert row_of(text, "worse")[-1] == types
+    assert rf"| {types}; mix q4\_0\+ffn\_\(up\|down\)=q8\_0 |" in text
     assert row_of(text, "small")[-1] == f"{types}; made elsewhere, says q4_k_m"

@@ -19,6 +19,9 @@ from pipeline.types import Artifact, ModelSpec, Planned, TensorSpec
 
 SHOWN = 5  # problems of one kind: a file of another model has hundreds
 
+NOT_COMPUTED = {"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"}
+"""ggml types that no matrix of a model can have: llama.cpp loads it and aborts the process at its first product."""
+
 
 def hashes(path: Path) -> dict[str, str]:
     """sha256 by name of the file, or of every file of its split set; computed once for a file that does not change.
@@ -33,10 +36,11 @@ def describe(path: Path, checkpoint: Checkpoint | None) -> Artifact:
     """The artifact that a GGUF file is, or a split set of them; `scheme` is what it says of itself.
 
     Raises:
-        ArtifactError: no GGUF file, or of another model than the checkpoint: every difference in vocabulary,
-            architecture and shapes is listed.
+        ArtifactError: no GGUF file, of types that do not run, or of another model than the checkpoint: every
+            difference in vocabulary, architecture and shapes is listed.
     """
     found = reader.read(path)
+    _check_types(found, path)
     if checkpoint is not None:
         _check(found, path, checkpoint)
     tensors = [
@@ -59,11 +63,25 @@ def describe(path: Path, checkpoint: Checkpoint | None) -> Artifact:
     )
 
 
+def _check_types(found: GgufFile, path: Path) -> None:
+    """llama.cpp has norms and biases in F32 only, and some types are none of matrices: it would abort the process."""
+    problems = [
+        f"{tensor.name} is {tensor.encoding.name}"
+        for tensor in found.tensors.values()
+        if tensor.encoding.name in NOT_COMPUTED or (len(tensor.shape) == 1 and tensor.encoding.name != "F32")
+    ]
+    if problems:
+        raise ArtifactError(
+            f"{path} cannot be run:\n{listed([*_some(problems, 'tensors')])}\n"
+            "llama.cpp computes with F32 vectors, and matrices of floats or quantized weights. Make the file again."
+        )
+
+
 def _check(found: GgufFile, path: Path, checkpoint: Checkpoint) -> None:
     spec = spec_of(checkpoint.config)
     problems = [*_architecture(found, spec)]
     if not problems:  # the tensors and keys of another architecture bear other names
-        problems = [*_heads(found, spec), *_shapes(found, spec), *_vocabulary(found, spec, checkpoint)]
+        problems = [*_sizes(found, spec), *_shapes(found, spec), *_vocabulary(found, spec, checkpoint)]
     if problems:
         raise ArtifactError(
             f"{path} is not of the checkpoint {checkpoint.name}:\n{listed(problems)}\n"
@@ -77,12 +95,16 @@ def _architecture(found: GgufFile, spec: ModelSpec) -> Iterator[str]:
         yield f"architecture: expected {spec.model_type}, found {arch}"
 
 
-def _heads(found: GgufFile, spec: ModelSpec) -> Iterator[str]:
-    """Heads do not show in the shapes of matrices."""
-    for key, expected in (("attention.head_count", spec.n_heads), ("attention.head_count_kv", spec.n_kv_heads)):
-        heads = found.keys.get(f"{spec.model_type}.{key}", spec.n_heads)  # llama.cpp's default of both
-        if heads != expected:
-            yield f"{key}: expected {expected}, found {heads}"
+def _sizes(found: GgufFile, spec: ModelSpec) -> Iterator[str]:
+    """What shapes do not show: heads, and layers, of which llama.cpp trusts the key (0 would abort it)."""
+    for key, expected, default in (
+        ("block_count", spec.n_layers, None),
+        ("attention.head_count", spec.n_heads, None),
+        ("attention.head_count_kv", spec.n_kv_heads, spec.n_heads),
+    ):
+        size = found.keys.get(f"{spec.model_type}.{key}", default)
+        if size != expected:
+            yield f"{key}: expected {expected}, found {size}"
 
 
 def _shapes(found: GgufFile, spec: ModelSpec) -> Iterator[str]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +20,9 @@ from numpy.typing import NDArray
 from pipeline.errors import PipelineError, QuantizationError
 from pipeline.formats.gguf.schemes import GGML_TYPES
 from pipeline.types import Encoding
+
+LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+"""ggml_log_callback: level, text, user data."""
 
 
 class GgufInit(ctypes.Structure):
@@ -42,6 +47,8 @@ def library() -> ctypes.CDLL:
     for name, result, arguments in (
         ("ggml_quantize_chunk", size, [ctypes.c_int, pointer, pointer, i64, i64, i64, pointer]),
         ("ggml_validate_row_data", ctypes.c_bool, [ctypes.c_int, pointer, size]),
+        ("ggml_log_get", None, [ctypes.POINTER(LOG), ctypes.POINTER(pointer)]),
+        ("ggml_log_set", None, [LOG, pointer]),
         ("gguf_init_from_file", pointer, [ctypes.c_char_p, GgufInit]),
         ("gguf_free", None, [pointer]),
         ("gguf_get_data_offset", size, [pointer]),
@@ -68,6 +75,23 @@ def library() -> ctypes.CDLL:
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
     return lib
+
+
+@contextmanager
+def words() -> Iterator[list[str]]:
+    """What the library logs meanwhile, instead of the terminal or engine's log: it may or may not be the copy of ggml
+    that llama.cpp has loaded.
+    """
+    lib = library()
+    said: list[str] = []
+    keep = LOG(lambda level, text, data: said.append(text.decode(errors="replace").strip()))
+    before, data = LOG(), ctypes.c_void_p()
+    lib.ggml_log_get(ctypes.byref(before), ctypes.byref(data))
+    lib.ggml_log_set(keep, None)
+    try:
+        yield said
+    finally:
+        lib.ggml_log_set(before, data)
 
 
 def quantize(encoding: Encoding, weights: NDArray[np.float32]) -> NDArray[np.uint8]:

@@ -104,8 +104,11 @@ def _patterns(scheme: Scheme) -> list[str]:
 def _check_patterns(spec: ModelSpec, scheme: Scheme) -> None:
     """A pattern that changes nothing is a mistake, which would go unseen in the artifact."""
     matrices = [gguf_name(tensor) for tensor in spec.tensors if len(tensor.shape) == 2]
-    if HEAD in dict(scheme.types) and spec.tied and (not scheme.quantized or EMBEDDING in dict(scheme.types)):
-        raise ParamsError(f"types: {HEAD} is the embedding here (tied): give {EMBEDDING} alone.")
+    if HEAD in dict(scheme.types) and spec.tied:
+        others = (p for p, _ in scheme.types if p == EMBEDDING or (p != HEAD and re.search(p, "token_embd.weight")))
+        other = next(others, None if scheme.quantized else EMBEDDING)
+        if other is not None:
+            raise ParamsError(f"types: {HEAD} is the embedding here (tied): give {other} alone.")
     left = set(matrices) - ({"token_embd.weight"} if EMBEDDING in dict(scheme.types) else set())
     left -= {"output.weight"} if HEAD in dict(scheme.types) else set()
     for pattern in _patterns(scheme):

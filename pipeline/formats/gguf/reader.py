@@ -18,7 +18,7 @@ from typing import Any
 
 from pipeline.errors import ArtifactError
 from pipeline.formats.gguf.header import ARRAY, INT32, STRING
-from pipeline.formats.gguf.kernels import GgufInit, library
+from pipeline.formats.gguf.kernels import GgufInit, library, words
 from pipeline.types import Encoding
 
 SCALARS: dict[int, Any] = {
@@ -30,6 +30,9 @@ SCALARS: dict[int, Any] = {
 
 SPLIT = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 """How llama-gguf-split names its files (llama_split_path)."""
+
+NAMES = "Give split files the names that llama-gguf-split gave them."
+SHOWN = 5  # absent parts
 
 CHUNK = 1 << 22
 
@@ -64,17 +67,20 @@ def files_of(path: Path) -> tuple[Path, ...]:
     """The file, or every file of the split set that it is one of.
 
     Raises:
-        ArtifactError: it or another of its set is absent.
+        ArtifactError: it or another of its set is absent, or the set that its name tells of cannot hold it.
     """
     found = SPLIT.fullmatch(path.name)
     names = [path.name]
     if found:
         count = int(found["count"])
         names = [f"{found['prefix']}-{i:05d}-of-{count:05d}.gguf" for i in range(1, count + 1)]
+        if path.name not in names:
+            raise ArtifactError(f"{path}: its name says part {int(found['number'])} of {count}. {NAMES}")
     files = tuple(path.parent / name for name in names)
     absent = [file.name for file in files if not file.is_file()]
     if absent:
-        what = f"{path.parent}: {', '.join(absent)} is absent" if found else f"{path} is not a file"
+        more = f" and {len(absent) - SHOWN} more" if len(absent) > SHOWN else ""
+        what = f"{path.parent}: {', '.join(absent[:SHOWN])}{more} is absent" if found else f"{path} is not a file"
         raise ArtifactError(f"{what}. Give the path of a GGUF file, and keep all parts of a split one in its folder.")
     return files
 
@@ -91,14 +97,14 @@ def read(path: Path) -> GgufFile:
         tokens = _texts(first, "tokenizer.ggml.tokens")
         kinds = _int32s(first, "tokenizer.ggml.token_type")
     tensors = {tensor.name: tensor for file in files for tensor in table(file)}
-    if keys.get("split.count", 1) != len(files):
-        raise ArtifactError(
-            f"{path} says it is one of {keys['split.count']} files, by its name of {len(files)}. Give split files the "
-            "names that llama-gguf-split gave them."
-        )
+    parts = keys.get("split.count", 0) or 1  # llama-gguf-split writes 0 into what it merges
+    if parts != len(files):
+        raise ArtifactError(f"{path} says it is one of {parts} files, by its name of {len(files)}. {NAMES}")
     promised = keys.get("split.tensors.count", len(tensors))
     if promised != len(tensors):
         raise ArtifactError(f"{path}: {promised} tensors were split, its files hold {len(tensors)}. Fetch them again.")
+    if not tensors:
+        raise ArtifactError(f"{path} holds no tensors, only keys: a vocabulary, or a part of a model. Fetch the model.")
     return GgufFile(files, keys, tokens, kinds, tensors)
 
 
@@ -130,9 +136,11 @@ def tensors_sha256(tensors: Iterable[StoredTensor]) -> str:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    context = library().gguf_init_from_file(os.fsencode(file), GgufInit(True, None))
+    with words() as said:
+        context = library().gguf_init_from_file(os.fsencode(file), GgufInit(True, None))
     if not context:
-        raise ArtifactError(f"{file} is not a GGUF file that ggml can read, or it is cut short. Fetch it again.")
+        why = "".join(f"  ggml: {line}\n" for line in said[:1])
+        raise ArtifactError(f"{file} is no GGUF file that ggml can read, or it is cut short.\n{why}Fetch it again.")
     try:
         yield context
     finally:

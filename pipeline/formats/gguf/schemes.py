@@ -98,11 +98,18 @@ def scheme(name: str, types: Mapping[str, str] | None = None) -> Scheme:
     --tensor-type; `token_embd` and `output` are the embedding and the head themselves.
 
     Raises:
-        ParamsError: no such scheme or type, a pattern that is none, or patterns over a scheme that quantizes nothing.
+        ParamsError: no such scheme or type, a pattern that is none or is given twice, or patterns over a scheme that
+            quantizes nothing.
     """
     if name not in SCHEMES:
         raise ParamsError(f"gguf has no scheme {name!r}; {suggestion(name, [*SCHEMES])}")
-    return replace(SCHEMES[name], types=tuple(_own_type(name, *item) for item in (types or {}).items()))
+    own = tuple(_own_type(name, *item) for item in (types or {}).items())
+    for i, (pattern, _) in enumerate(own):
+        if pattern in dict(own[:i]):  # which case did not tell apart
+            raise ParamsError(
+                f"types: {pattern} is given twice. Patterns are read in lower case, as llama-quantize does."
+            )
+    return replace(SCHEMES[name], types=own)
 
 
 def _own_type(scheme: str, pattern: str, kind: str) -> tuple[str, Encoding]:

@@ -160,3 +160,129 @@ def test_rows_of_40_fall_to_f16_with_the_reason(scheme: str, wanted: list[str]) 
 def test_every_tensor_is_planned_once_in_file_order(scheme: str) -> None:
     spec = spec_of(QWEN25_05B)
     assert [p.tensor for p in plan(spec, SCHEMES[scheme])] == list(spec.tensors)
+
+
+# The other schemes: for each role the encoding of the first layers, how many of 24 and of 32, and that of the rest.
+# llama-quant.cpp, llama_tensor_get_type_impl; `grouped` from 4 heads per KV head on.
+SAME: dict[str, Any] = {"q4_1": "Q4_1", "q5_1": "Q5_1", "q5_k_s": "Q5_K", "q3_k_s": "Q3_K", "q3_k_l": "Q5_K"}
+MIXED = {
+    **{name: dict.fromkeys(("attn_v", "ffn_down", "attn_output"), (kind, 0, 0, kind)) for name, kind in SAME.items()},
+    "q4_k_s": {
+        "attn_v": ("Q5_K", 4, 4, "Q4_K"),
+        "ffn_down": ("Q5_K", 3, 4, "Q4_K"),
+        "attn_output": ("", 0, 0, "Q4_K"),
+    },
+    "q3_k_m": {
+        "attn_v": ("Q5_K", 2, 2, "Q4_K"),
+        "ffn_down": ("Q5_K", 1, 2, "Q4_K"),
+        "attn_output": ("", 0, 0, "Q4_K"),
+    },
+    "q2_k": {"attn_v": ("", 0, 0, "Q3_K"), "ffn_down": ("", 0, 0, "Q3_K"), "attn_output": ("", 0, 0, "Q3_K")},
+    "iq4_nl": {
+        "attn_v": ("", 0, 0, "IQ4_NL"),
+        "ffn_down": ("Q5_K", 3, 4, "IQ4_NL"),
+        "attn_output": ("", 0, 0, "IQ4_NL"),
+    },
+    "iq4_xs": {
+        "attn_v": ("", 0, 0, "IQ4_XS"),
+        "ffn_down": ("Q5_K", 3, 4, "IQ4_XS"),
+        "attn_output": ("", 0, 0, "IQ4_XS"),
+    },
+}
+GROUPED_V = {"q2_k": "Q4_K", "iq4_nl": "Q5_K", "iq4_xs": "Q5_K"}
+"""attn_v of all layers where 4 heads or more share it."""
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("layers", [24, 32])
+@pytest.mark.parametrize("scheme", MIXED)
+def test_what_the_other_schemes_give_by_role_and_layer(scheme: str, layers: int, kv_heads: int) -> None:
+    config = thin("qwen3", layers, head_dim=32, kv_heads=kv_heads)
+    expected = {role: [more] * (a if layers == 24 else b) for role, (more, a, b, _) in MIXED[scheme].items()}
+    for role, (*_, rest) in MIXED[scheme].items():
+        expected[role] += [rest] * (layers - len(expected[role]))
+    if kv_heads <= 2 and scheme in GROUPED_V:  # 8 heads
+        expected["attn_v"] = [GROUPED_V[scheme]] * layers
+    base = SCHEMES[scheme].base.name
+    expected |= dict.fromkeys(("attn_q", "attn_k", "ffn_gate", "ffn_up"), [base] * layers)
+    expected |= {"embed": [base], "head": ["Q6_K"]}
+    found: dict[str, list[str]] = {}
+    for p in planned(config, scheme):
+        if len(p.tensor.shape) == 2:
+            found.setdefault(p.tensor.role, []).append(p.encoding.name)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("scheme", "role", "reasons"),
+    [
+        ("q4_k_s", "ffn_down", ["ffn_down of some layers gets more bits: Q5_K"] * 3 + ["the scheme's own"] * 21),
+        (
+            "q3_k_m",
+            "ffn_down",
+            [f"ffn_down gets more bits: {kind}" for kind in ["Q5_K"] + ["Q4_K"] * 23],
+        ),
+        ("q3_k_m", "attn_output", ["attn_output gets more bits: Q4_K"] * 24),
+        ("q3_k_l", "attn_v", ["attn_v gets more bits: Q5_K"] * 24),
+        ("q3_k_s", "attn_v", ["the scheme's own"] * 24),
+        ("q2_k", "attn_v", ["attn_v gets more bits: Q4_K"] * 24),
+        ("q2_k", "ffn_down", ["ffn_down gets more bits: Q3_K"] * 24),
+        ("iq4_xs", "attn_v", ["attn_v gets more bits: Q5_K"] * 24),
+        ("iq4_nl", "attn_output", ["the scheme's own"] * 24),
+        ("q4_1", "head", ["the head gets more bits: Q6_K"]),
+    ],
+)
+def test_the_reason_says_what_got_more_bits(scheme: str, role: str, reasons: list[str]) -> None:
+    assert [p.reason for p in planned(thin("qwen2", 24), scheme) if p.tensor.role == role] == reasons
+
+
+@pytest.mark.parametrize(
+    ("scheme", "kv_heads", "kind"),
+    [
+        *[
+            (scheme, kv_heads, "Q5_K")
+            for scheme in ("q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s")
+            for kv_heads in (1, 4)
+        ],
+        *[("q5_k_s", 1, "Q5_K"), ("q4_1", 1, "Q4_1"), ("q5_1", 1, "Q5_1")],
+        *[("iq4_xs", 1, "Q5_K"), ("iq4_xs", 4, "IQ4_XS"), ("iq4_nl", 4, "IQ4_NL")],
+    ],
+)
+def test_attn_v_of_80_layers_of_qwen2_has_5_bits_in_all_k_schemes(scheme: str, kv_heads: int, kind: str) -> None:
+    config = thin("qwen2", 80, kv_heads=kv_heads)
+    assert of_role(config, scheme, "attn_v") == [kind] * 80
+    reasons = {p.reason for p in planned(config, scheme) if p.tensor.role == "attn_v"}
+    raised = "attn_v of an 80-layer model (70B) gets more bits: Q5_K"
+    assert (raised in reasons) == (scheme in {"q2_k", "q3_k_s", "q3_k_m", "q4_k_s"})
+
+
+def test_80_layers_of_qwen3_have_no_rule_of_their_own() -> None:
+    assert of_role(thin("qwen3", 80), "q3_k_s", "attn_v") == ["Q3_K"] * 80
+    assert of_role(thin("qwen3", 80), "q4_k_s", "attn_v") == ["Q5_K"] * 4 + ["Q4_K"] * 76
+
+
+@pytest.mark.parametrize(
+    ("scheme", "role", "kind", "wanted"),
+    [
+        ("iq4_xs", "attn_q", "IQ4_NL", "IQ4_XS"),
+        ("iq4_xs", "attn_v", "Q5_1", "Q5_K"),
+        ("q2_k", "attn_q", "Q4_0", "Q2_K"),
+        ("q2_k", "attn_output", "Q4_0", "Q3_K"),
+        ("q2_k", "attn_v", "Q5_0", "Q4_K"),
+        ("q3_k_s", "attn_v", "Q4_0", "Q3_K"),
+        ("q3_k_m", "attn_output", "Q5_0", "Q4_K"),
+        ("q4_1", "embed", "Q8_0", "Q6_K"),
+        ("iq4_nl", "embed", "Q8_0", "Q6_K"),
+    ],
+)
+def test_rows_of_224_fall_back_with_the_reason(scheme: str, role: str, kind: str, wanted: str) -> None:
+    config = thin("qwen2", 2, hidden=224, heads=7, tied=True)
+    found = {(p.encoding.name, p.reason) for p in planned(config, scheme) if p.tensor.role == role}
+    assert found == {(kind, f"row 224 not a multiple of 256: {kind} for {wanted}")}
+
+
+@pytest.mark.parametrize("scheme", ["q2_k", "q3_k_l", "iq4_xs", "q5_k_s"])
+def test_a_head_of_rows_of_224_is_q8_0(scheme: str) -> None:
+    config = thin("qwen2", 2, hidden=224, heads=7)
+    (head,) = [p for p in planned(config, scheme) if p.tensor.role == "head"]
+    assert (head.encoding.name, head.reason) == ("Q8_0", "the head has rows of 224, not a multiple of 256: Q8_0")
