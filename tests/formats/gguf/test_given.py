@@ -239,7 +239,7 @@ def test_a_file_that_changed_after_it_was_described_is_refused(
         "Fetch it again, then run dvc repro."
     )
     file.unlink()
-    with pytest.raises(ArtifactError, match=r"a\.gguf is absent\. Run dvc repro"):
+    with pytest.raises(ArtifactError, match=r"a\.gguf is absent\. Fetch it again"):
         artifacts.load(tmp_path / "out")
 
 
