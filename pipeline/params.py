@@ -43,6 +43,7 @@ class Benchmark:
     device: str = "auto"
     threads: int = 0
     flash_attention: bool | str = "auto"
+    kv_type: str = "f16"
 
 
 @dataclass(frozen=True)

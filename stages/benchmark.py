@@ -1,4 +1,4 @@
-"""all artifacts -> artifacts/speed.json: prefill and decode times in interleaved rounds."""
+"""all artifacts -> artifacts/speed.json: prefill and decode times, cold starts and memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def main() -> None:
     given = params.load(paths.PARAMS)
     folders = {name: paths.variant(name) for name in given.variants}
     asked = given.benchmark
-    settings = {"device": asked.device, "threads": asked.threads, "flash_attention": asked.flash_attention}
+    settings = {key: getattr(asked, key) for key in ("device", "threads", "flash_attention", "kv_type")}
     write_json(paths.SPEED, benchmark_folders(folders, asked.prompt_lengths, asked.decode, asked.rounds, settings))
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from figures import IDENTITY, TIMING_ENGINE, figure, rate, row_of, variant
 
-from pipeline.report.markdown import decimals, effective, megabytes, ranged, render
+from pipeline.report.markdown import render
 from pipeline.report.pareto import change, percent
 from pipeline.report.plots import DPI, HEIGHT, WIDTH, draw
+from pipeline.report.text import decimals, effective, megabytes, ranged
 
 
 def header_of(text: str) -> list[str]:
