@@ -53,9 +53,11 @@ def rate_notes(variants: Variants) -> list[str]:
     """What the marks mean and why something was not measured; nothing where all is well."""
     notes = []
     found = [(name, task, figures) for name, v in variants.items() for task, figures in tasks_of(v)]
-    if any(figures["disturbed_rounds"] for *_, figures in found):
+    worst = max((figures for *_, figures in found), key=lambda figures: figures["disturbed_rounds"], default=None)
+    if worst and worst["disturbed_rounds"]:
         notes.append(
-            f"{DISTURBED} Some rounds were disturbed: other work took the cores, also when they were repeated."
+            f"{DISTURBED} Some rounds were disturbed, at most {worst['disturbed_rounds']} of {worst['rounds']}: other "
+            "work took the cores, also when they were repeated."
         )
     drifts = [
         f"{name} {task} {figures['drift']['value'] * 100:+.0f} %"
