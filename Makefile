@@ -32,3 +32,4 @@ check: setup
 bench: setup
 	python -m benchmarks.convert
 	python -m benchmarks.perplexity
+	python -m benchmarks.prefill

@@ -109,11 +109,16 @@ def hand_made() -> dict[str, Any]:
     }
 
 
-def row_of(text: str, name: str) -> list[str]:
-    """Cells of the table's row of a variant, bold or not."""
-    (line,) = [
+def rows_of(text: str, name: str) -> list[list[str]]:
+    """Cells of the rows of a variant, bold or not, in each table that has one."""
+    lines = [
         line
         for line in text.splitlines()
         if line.startswith((f"| {name} |", f"| **{name}** |")) and line.split(" | ")[0].strip("| *") == name
     ]
-    return [cell.strip() for cell in line.strip("|").split("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def row_of(text: str, name: str) -> list[str]:
+    """Its row in the first table, of all variants."""
+    return rows_of(text, name)[0]
