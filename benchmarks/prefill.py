@@ -46,6 +46,17 @@ def theirs(model: Path) -> list[float]:
     return [ns / 1e9 for ns in found["samples_ns"]]
 
 
+def alternating(model: Path) -> dict[str, list[float]]:
+    """Seconds of both in turns."""
+    samples: dict[str, list[float]] = {"ours": [], "theirs": []}
+    rng = np.random.default_rng(0)
+    with closing(GgufRuntime(model, context=TOKENS, device="cpu")) as runtime:
+        for i in range(ROUNDS):
+            for name in ("ours", "theirs") if i % 2 == 0 else ("theirs", "ours"):
+                samples[name] += ours(runtime, rng) if name == "ours" else theirs(model)
+    return samples
+
+
 def main() -> None:
     material = shared()
     if material is None:
@@ -60,13 +71,7 @@ def main() -> None:
         for scheme in SCHEMES:
             out = Path(folder) / scheme
             artifact.convert(checkpoint, "gguf", scheme, out)
-            samples: dict[str, list[float]] = {"ours": [], "theirs": []}
-            rng = np.random.default_rng(0)
-            with closing(GgufRuntime(out / "model.gguf", context=TOKENS, device="cpu")) as runtime:
-                turns = {"ours": lambda: ours(runtime, rng), "theirs": lambda: theirs(out / "model.gguf")}
-                for i in range(ROUNDS):
-                    for name in list(turns)[:: 1 if i % 2 == 0 else -1]:
-                        samples[name] += turns[name]()
+            samples = alternating(out / "model.gguf")
             speed = {name: TOKENS / statistics.median(seconds) for name, seconds in samples.items()}
             ratio = speed["ours"] / speed["theirs"]
             agree = agree and abs(ratio - 1) <= AGREE
