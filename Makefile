@@ -33,3 +33,4 @@ bench: setup
 	python -m benchmarks.equality
 	python -m benchmarks.convert
 	python -m benchmarks.perplexity
+	python -m benchmarks.prefill

@@ -1,20 +1,18 @@
-"""Perplexity of a real checkpoint against published figures, and against llama-perplexity where it is at hand.
+"""Perplexity of a real checkpoint against published figures, and against llama-perplexity of the same build.
 
     python -m benchmarks.perplexity
 
-SmolLM2-135M as Qwen2 on WikiText-2, 16 windows of 512, flash attention off. `llama-perplexity` is looked for in PATH;
-to agree to the last digit it must be built from the sources of the installed llama-cpp-python with the same flags.
+SmolLM2-135M as Qwen2 on WikiText-2, 16 windows of 512, flash attention off.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks import llama_tools
 from benchmarks.material import TEXT, make_smollm, shared
 from pipeline import artifact, corpus, torch_forward
 from pipeline.cores import physical_cores
@@ -30,13 +28,10 @@ REFERENCE = 29.2470
 SETTINGS: dict[str, Any] = {"threads": 0, "flash_attention": False, "kv_type": "f16"}
 
 
-def peer(model: Path, text: Path) -> float | None:
-    """llama-perplexity's final estimate, or None where the program is not at hand."""
-    program = shutil.which("llama-perplexity")
-    if program is None:
-        return None
-    command = [program, "-m", str(model), "-f", str(text), "-c", "512", "--chunks", str(WINDOWS), "-fa", "off"]
-    done = subprocess.run([*command, "-t", str(physical_cores())], capture_output=True, text=True, check=True)
+def peer(model: Path, text: Path) -> float:
+    """llama-perplexity's final estimate."""
+    asked = ("-m", model, "-f", text, "-c", 512, "--chunks", WINDOWS, "-fa", "off", "-t", physical_cores())
+    done = llama_tools.run("llama-perplexity", *asked)
     found = re.search(r"Final estimate: PPL = ([\d.]+)", done.stdout + done.stderr)
     if found is None:
         raise SystemExit("llama-perplexity printed no final estimate")
@@ -61,10 +56,9 @@ def main() -> None:
             artifact.convert(path, "gguf", scheme, work / scheme)
             quality, _ = evaluate(work / scheme, artifact.load(work / scheme), windows, reference, SETTINGS)
             ppl, beside = quality["ppl"], peer(work / scheme / "model.gguf", material / TEXT)
-            shown = "not at hand" if beside is None else f"{beside:.4f}"
             off = ppl / expected - 1
             print(
-                f"{scheme:10} {ppl:9.4f} {expected:9.4f} {off:+8.3%} {shown:>17} {quality['kld']['mean']:9.5f}",
+                f"{scheme:10} {ppl:9.4f} {expected:9.4f} {off:+8.3%} {beside:17.4f} {quality['kld']['mean']:9.5f}",
                 flush=True,
             )
         ppl = quality["reference_ppl"]

@@ -1,19 +1,38 @@
-"""Artifact folders timed side by side: what the stage `benchmark` and the command line both do."""
+"""Artifact folders timed side by side or one at a time: what the stage `benchmark` and the command line both do."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
+from types import MappingProxyType
 from typing import Any
 
 from pipeline import artifact as artifacts
 from pipeline.errors import MeasurementError, ParamsError
 from pipeline.formats import room
 from pipeline.metrics import machine, timing
+from pipeline.metrics.timing import Samples
+from pipeline.metrics.visits import PASSES, ColdStart, Opening, cold_start, there_and_back, visit
+from pipeline.processes import in_own_process
 from pipeline.progress import progress
-from pipeline.types import Artifact, Runtime
+from pipeline.types import Artifact, Engine, Runtime
+
+COLD_STARTS = 3  # of each artifact
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Samples and engine of each variant, and whom the rounds visited, in order."""
+
+    order: str  # interleaved, or abba
+    visits: list[str]
+    rounds_per_visit: int
+    samples: dict[str, Samples]
+    engines: dict[str, Engine]
 
 
 def named(folders: Sequence[Path]) -> dict[str, Path]:
@@ -29,49 +48,132 @@ def named(folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def benchmark_folders(
-    folders: Mapping[str, Path], prompt_lengths: Sequence[int], decode: int, rounds: int, settings: dict[str, Any]
+    folders: Mapping[str, Path],
+    prompt_lengths: Sequence[int],
+    decode: int,
+    rounds: int,
+    settings: Mapping[str, Any],
+    overrides: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """speed.json: machine, settings, and of each artifact the raw samples and rates.
+    """speed.json: machine, settings, and of each artifact the raw samples, rates, cold start and memory.
 
-    `settings` are device, threads and flash_attention of the params' `benchmark`.
+    `settings` are device, threads, flash_attention and kv_type of the params' `benchmark`, `overrides` those in which
+    an artifact differs, by name. Artifacts stay loaded side by side while their files are less than half of memory;
+    else each has a process of its own, one at a time.
+
+    Raises:
+        MeasurementError: no prompt length fits the context of an artifact, a process of its own died, or a time that
+            cannot be.
     """
     loaded = {name: artifacts.load(folder) for name, folder in folders.items()}
-    _check_memory(loaded)
-    flash = settings["flash_attention"]
-    context = max(prompt_lengths) + decode
-    with ExitStack() as stack:
-        runtimes: dict[str, Runtime] = {}
-        for name, artifact in loaded.items():
-            runtimes[name] = room(artifact.format, "run").open_runtime(
-                folders[name],
-                artifact,
-                context=context,
-                threads=settings["threads"],
-                flash_attention=None if flash == "auto" else flash,
-                device=settings["device"],
-            )
-            stack.callback(runtimes[name].close)
-        with progress("timing", len(runtimes) * (rounds + 1)) as advance:
-            samples = timing.measure(
-                runtimes, prompt_lengths=prompt_lengths, decode=decode, rounds=rounds, advance=advance
-            )
-        engines = {name: asdict(runtime.engine) for name, runtime in runtimes.items()}
-    variants = timing.as_json(samples, engines)
+    openings, beyond = {}, {}
+    for name, artifact in loaded.items():
+        own = {**settings, **overrides.get(name, {})}
+        openings[name], beyond[name] = _opening(
+            name, artifacts.location(folders[name], artifact), artifact, prompt_lengths, decode, own
+        )
+    cold = _cold_starts(openings)  # first: a file that is mapped stays in the page cache
+    if sum(artifact.size_bytes for artifact in loaded.values()) < half_of_memory():
+        timed = _side_by_side(openings, rounds)
+    else:
+        timed = _one_at_a_time(openings, rounds)
     return {
         "machine": machine.fingerprint(),
         "power_source": machine.power_source(),
         "settings": {"prompt_lengths": list(prompt_lengths), "decode": decode, "rounds": rounds, **settings},
-        "variants": {name: {"artifact": loaded[name].files, **variants[name]} for name in variants},
+        "order": timed.order,
+        "visits": timed.visits,
+        "rounds_per_visit": timed.rounds_per_visit,
+        "variants": {
+            name: {
+                "artifact": loaded[name].files,
+                "engine": asdict(timed.engines[name]),
+                **timing.as_json(timed.samples[name]),
+                "not_measured": beyond[name],
+                **_cold_json(cold[name]),
+            }
+            for name in loaded
+        },
     }
 
 
-def _check_memory(loaded: Mapping[str, Artifact]) -> None:
-    """Variants are loaded side by side, so that rounds can alternate."""
+def half_of_memory() -> float:
+    """Bytes that artifacts may take together to stay loaded side by side."""
     import psutil
 
-    needed, memory = sum(artifact.size_bytes for artifact in loaded.values()), psutil.virtual_memory().total
-    if needed > memory / 2:
+    return float(psutil.virtual_memory().total) / 2
+
+
+def _opening(
+    name: str, folder: Path, artifact: Artifact, lengths: Sequence[int], decode: int, settings: Mapping[str, Any]
+) -> tuple[Opening, dict[str, str]]:
+    """How to open an artifact for the lengths that fit its context, and why the others are not measured."""
+    context = room(artifact.format, "run").context_length(folder, artifact)
+    fitting = tuple(length for length in lengths if length + decode <= context)
+    if not fitting:
         raise MeasurementError(
-            f"the artifacts need {needed / 1e9:.1f} GB side by side, more than half of the {memory / 1e9:.1f} GB here. "
-            "Benchmark fewer at once: take variants out of params.yaml, or use `quantgate benchmark` on some."
+            f"{name}: no prompt fits the model's context of {context} tokens: the shortest takes {min(lengths)} and "
+            f"{decode} to decode. Ask for a shorter prompt or fewer tokens to decode."
         )
+    flash = settings["flash_attention"]
+    own = {**settings, "flash_attention": None if flash == "auto" else flash}
+    reason = f"with {decode} tokens to decode it is beyond the model's context of {context}"
+    beyond = {f"prefill {length}": reason for length in sorted({*lengths} - {*fitting})}
+    return Opening(folder, artifact, fitting, decode, own), beyond
+
+
+def _cold_starts(openings: Mapping[str, Opening]) -> dict[str, list[ColdStart]]:
+    """Cold starts of each artifact; the last one goes on to measure memory."""
+    found: dict[str, list[ColdStart]] = {name: [] for name in openings}
+    with progress("cold starts", len(openings) * COLD_STARTS) as advance:
+        for i in range(COLD_STARTS):
+            for name, opening in openings.items():
+                last = i == COLD_STARTS - 1
+                found[name].append(in_own_process(f"{name}, cold start", cold_start, opening, last))
+                advance(1)
+    return found
+
+
+def _side_by_side(openings: Mapping[str, Opening], rounds: int) -> Timed:
+    with ExitStack() as stack:
+        runtimes: dict[str, Runtime] = {}
+        for name, opening in openings.items():
+            runtimes[name] = opening.open()
+            stack.callback(runtimes[name].close)
+        tasks = {name: opening.tasks for name, opening in openings.items()}
+        with progress("timing", len(runtimes) * (rounds + 1)) as advance:
+            samples = timing.measure(runtimes, tasks, rounds, advance=advance)
+        engines = {name: runtime.engine for name, runtime in runtimes.items()}
+    return Timed("interleaved", [*timing.rotated([*openings], rounds)], 1, samples, engines)
+
+
+def _one_at_a_time(openings: Mapping[str, Opening], rounds: int) -> Timed:
+    """Each visit in a process of its own, which has all of memory."""
+    order, share = there_and_back([*openings]), math.ceil(rounds / PASSES)
+    samples = {name: Samples() for name in openings}
+    engines: dict[str, Engine] = {}
+    given = 0
+    with progress("timing, one at a time", len(order)) as advance:
+        for name in order:
+            found = in_own_process(f"{name}, timing", visit, openings[name], share, given)
+            samples[name].add(found.samples)
+            engines[name], given = found.engine, found.given
+            advance(1)
+    return Timed("abba", order, share, samples, engines)
+
+
+def _cold_json(starts: Sequence[ColdStart]) -> dict[str, Any]:
+    """Medians beside their samples; the memory of the process that went on."""
+    return {
+        "cold_start": {
+            **{
+                key: {"value": median(samples), "samples": samples}
+                for key in ("load_seconds", "first_prefill_seconds")
+                for samples in [[getattr(start, key) for start in starts]]
+            },
+            "tokens": starts[0].tokens,
+            "page_cache_dropped": all(start.page_cache_dropped for start in starts),
+        },
+        "peak_rss_bytes": starts[-1].peak_rss_bytes,
+        "kv_bytes": starts[-1].kv_bytes,
+    }

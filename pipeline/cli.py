@@ -105,7 +105,7 @@ def convert(
     CHECKPOINT is a folder with config.json and safetensors, or a Hub id.
     """
     from pipeline import artifact
-    from pipeline.report.markdown import effective, megabytes
+    from pipeline.report.text import effective, megabytes
 
     made = artifact.convert(checkpoint, format_name, scheme, out, revision, types)
     size, bits = megabytes(made.size_bytes), made.bits_per_weight
@@ -162,11 +162,14 @@ def benchmark(
     threads: int,
     json_file: str | None,
 ) -> None:
-    """Prefill and decode speed of each ARTIFACT, side by side in interleaved rounds."""
+    """Speed and memory of each ARTIFACT: prefill, decode and cold start.
+
+    They are loaded side by side and timed in turns; beyond half of memory, each has a process of its own.
+    """
     from pipeline import console_tables
     from pipeline.benchmarking import benchmark_folders, named
 
-    settings = {"device": device, "threads": threads, "flash_attention": "auto"}
+    settings = {"device": device, "threads": threads, "flash_attention": "auto", "kv_type": "f16"}
     speed = benchmark_folders(named(artifacts), prompt_lengths, decode, rounds, settings)
     _emit(json_file, speed, lambda: console_tables.speed(speed))
 

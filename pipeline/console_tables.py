@@ -11,8 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.gate import FAIL, INCONCLUSIVE, PASS, Result
-from pipeline.report.markdown import decimals, effective, megabytes, ranged, shortened
+from pipeline.report.measurements import timed_figures
 from pipeline.report.pareto import change
+from pipeline.report.speeds import COSTS, NOT_MEASURED, cost_notes, costs, marks, rate_notes, tasks_of
+from pipeline.report.text import decimals, effective, megabytes, ranged, shortened
 
 COLORS = {PASS: "green", FAIL: "red", INCONCLUSIVE: "yellow"}
 
@@ -95,14 +97,17 @@ def _reply(reply: Mapping[str, Any] | None) -> list[tuple[str, str]]:
 
 
 def speed(found: Mapping[str, Any]) -> None:
-    table = _table("artifact", "task", "tokens/s", "rounds", right=("tokens/s", "rounds"))
-    for name, variant in found["variants"].items():
-        for kind in ("prefill", "decode"):
-            for n, task in variant[kind].items():
-                disturbed = len(task["disturbed_rounds"])
-                rounds = f"{len(task['seconds'])}" + (f" ({disturbed} disturbed)" if disturbed else "")
-                _row(table, name, f"{kind} {n}", ranged(task["tokens_per_second"], 1), rounds)
-    _print(table, "", f"{found['machine']['cpu']}, medians with 95 % intervals")
+    variants = {name: timed_figures(timed) for name, timed in found["variants"].items()}
+    rates = _table("artifact", "task", "tokens/s", "", "rounds", right=("tokens/s", "rounds"))
+    memory = _table("artifact", *COSTS, right=COSTS)
+    for name, variant in variants.items():
+        for task, figures in tasks_of(variant):
+            _row(rates, name, task, ranged(figures, 1), marks(figures), str(figures["rounds"]))
+        for task in variant["not_measured"]:
+            _row(rates, name, task, NOT_MEASURED)
+        _row(memory, name, *costs(variant))
+    notes = [f"{found['machine']['cpu']}, medians with 95 % intervals", *rate_notes(variants)]
+    _print(rates, "", *map(escape, notes), "", memory, "", *map(escape, cost_notes(variants)))
 
 
 def gate(result: Result) -> None:

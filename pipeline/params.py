@@ -62,6 +62,7 @@ class Benchmark:
     device: str = "auto"
     threads: int = 0
     flash_attention: bool | str = "auto"
+    kv_type: str = "f16"
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,12 @@ class Params:
         """
         own = {key: value for key, value in asdict(self.variant(name).evaluate).items() if value is not None}
         return replace(self.evaluate, **own)
+
+    def timed_as(self, name: str) -> dict[str, Any]:
+        """The engine settings of its own that a variant is timed with: a row of the report is one configuration."""
+        own = self.variant(name).evaluate
+        settings = {"flash_attention": own.flash_attention, "kv_type": own.kv_type}
+        return {key: value for key, value in settings.items() if value is not None}
 
     def variant(self, name: str) -> Variant:
         """A variant by name.

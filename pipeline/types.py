@@ -255,7 +255,9 @@ class Scorer(Protocol):
 
 
 class Runtime(Scorer, Protocol):
-    """A loaded artifact, which can be timed and spoken to as well."""
+    """A loaded artifact, which can be timed and spoken to as well. `kv_bytes`: its KV cache, for its whole context."""
+
+    kv_bytes: int
 
     def prefill(self, ids: NDArray[np.int32]) -> float:
         """Seconds of wall clock to take in `ids` into an empty cache, up to the logits of the last."""

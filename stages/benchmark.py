@@ -1,4 +1,4 @@
-"""all artifacts -> artifacts/speed.json: prefill and decode times in interleaved rounds."""
+"""all artifacts -> artifacts/speed.json: prefill and decode times, cold starts and memory."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ def main() -> None:
     given = params.load(paths.PARAMS)
     folders = {name: paths.variant(name) for name in given.variants}
     asked = given.benchmark
-    settings = {"device": asked.device, "threads": asked.threads, "flash_attention": asked.flash_attention}
-    write_json(paths.SPEED, benchmark_folders(folders, asked.prompt_lengths, asked.decode, asked.rounds, settings))
+    settings = {key: getattr(asked, key) for key in ("device", "threads", "flash_attention", "kv_type")}
+    own = {name: given.timed_as(name) for name in given.variants}
+    speed = benchmark_folders(folders, asked.prompt_lengths, asked.decode, asked.rounds, settings, own)
+    write_json(paths.SPEED, speed)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ ENGINE = {
     "mmap": True,
 }
 TIMING_ENGINE = {**ENGINE, "device": "gpu", "flash_attention": "auto", "threads": 4}
-TIMING = {"decode": 64, "rounds": 9, "device": "auto", "threads": 0, "flash_attention": "auto"}
+TIMING = {"decode": 64, "rounds": 7, "device": "auto", "threads": 0, "flash_attention": "auto", "kv_type": "f16"}
 MACHINE = {
     "cpu": "A CPU",
     "architecture": "x86_64",
@@ -44,8 +44,25 @@ def figure(value: float, spread: float | None) -> dict[str, float | None]:
     return {"value": value, "low": value - spread, "high": value + spread}
 
 
-def rate(value: float, disturbed: int = 0) -> dict[str, Any]:
-    return {**figure(value, 10.0), "rounds": 7, "disturbed_rounds": disturbed}
+def drift(share: float = 0.01) -> dict[str, Any]:
+    drifted = abs(share) > 0.05
+    return {"value": share, "p_value": 0.004 if drifted else 0.7, "drifted": drifted}
+
+
+def rate(value: float, disturbed: int = 0, drifted: float = 0.01) -> dict[str, Any]:
+    return {**figure(value, 10.0), "rounds": 7, "disturbed_rounds": disturbed, "drift": drift(drifted)}
+
+
+def costs() -> dict[str, Any]:
+    cold = {"load_seconds": {"value": 0.254, "n": 3}, "first_prefill_seconds": {"value": 1.5, "n": 3}}
+    return {
+        "cold_start": {**cold, "tokens": 128, "page_cache_dropped": True},
+        "peak_rss_bytes": 123_400_000,
+        "kv_bytes": 6_291_456,
+    }
+
+
+NO_COSTS = {"cold_start": {}, "peak_rss_bytes": None, "kv_bytes": None}
 
 
 def variant(size: int, kld: float, ratio: float, prefill: float | None = 1000.0, **other: Any) -> dict[str, Any]:
@@ -72,6 +89,8 @@ def variant(size: int, kld: float, ratio: float, prefill: float | None = 1000.0,
         "identity": IDENTITY,
         "prefill": speed,
         "decode": {} if prefill is None else {"64": rate(300.0)},
+        "not_measured": {},
+        **(NO_COSTS if prefill is None else costs()),
         **other,
     }
 
@@ -92,16 +111,21 @@ def hand_made() -> dict[str, Any]:
         "identity": IDENTITY,
         "machine": MACHINE,
         "power_source": "mains",
-        "timing": TIMING,
+        "timing": {**TIMING, "order": "interleaved"},
         "variants": variants,
     }
 
 
-def row_of(text: str, name: str) -> list[str]:
-    """Cells of the table's row of a variant, bold or not."""
-    (line,) = [
+def rows_of(text: str, name: str) -> list[list[str]]:
+    """Cells of the rows of a variant, bold or not, in each table that has one."""
+    lines = [
         line
         for line in text.splitlines()
         if line.startswith((f"| {name} |", f"| **{name}** |")) and line.split(" | ")[0].strip("| *") == name
     ]
-    return [cell.strip() for cell in line.strip("|").split("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def row_of(text: str, name: str) -> list[str]:
+    """Its row in the first table, of all variants."""
+    return rows_of(text, name)[0]

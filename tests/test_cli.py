@@ -361,7 +361,7 @@ def test_benchmark_keeps_raw_seconds(source: Path, made: Path, tmp_path: Path) -
     other = tmp_path / "made-q4_0"
     succeeded("convert", source, "--format", "gguf", "--scheme", "q4_0", "--out", other)
     file = tmp_path / "speed.json"
-    lengths = ("--prompt-length", 8, "--prompt-length", 16)
+    lengths = ("--prompt-length", 8, "--prompt-length", 16, "--prompt-length", 8192)
     result = succeeded(
         *("benchmark", made, other, *lengths, "--decode", 4, "--rounds", 6, "--threads", 1, "--json", file)
     )
@@ -376,6 +376,9 @@ def test_benchmark_keeps_raw_seconds(source: Path, made: Path, tmp_path: Path) -
         assert engine["batch"] >= engine["micro_batch"] >= 1
         assert variant["prefill"].keys() == {"8", "16"}
         assert variant["decode"].keys() == {"4"}
+        assert variant["not_measured"].keys() == {"prefill 8192"}
+        assert variant["cold_start"]["tokens"] == 8
+        assert variant["peak_rss_bytes"] > variant["kv_bytes"] > 0
         for kind in ("prefill", "decode"):
             for n, task in variant[kind].items():
                 assert len(task["seconds"]) == 6
@@ -384,9 +387,56 @@ def test_benchmark_keeps_raw_seconds(source: Path, made: Path, tmp_path: Path) -
                 rate = task["tokens_per_second"]
                 assert rate["value"] == pytest.approx((rates[2] + rates[3]) / 2, rel=1e-12)
                 assert (rate["low"], rate["high"]) == (rates[0], rates[5])
-    assert found["settings"]["prompt_lengths"] == [8, 16]
+    assert found["settings"]["prompt_lengths"] == [8, 16, 8192]
+    assert found["order"] == "interleaved"
     assert found["machine"]["cpu"]
-    assert "made-q4_0" in result.stdout
+    lines = result.stdout.splitlines()
+    assert max(len(line) for line in lines) <= 80
+    rows = [line.split()[:3] for line in lines if line.startswith("made-")]
+    tasks = [["prefill", "8"], ["prefill", "16"], ["decode", "4"], ["prefill", "8192"]]
+    assert [row[1:] for row in rows[:8]] == tasks * 2
+    assert [row[0] for row in rows[8:]] == ["made-q8_0", "made-q4_0"]  # cold starts and memory
+    assert squeezed("Not measured: prefill 8192 of made-q8_0, made-q4_0: with 4 tokens") in squeezed(result.stdout)
+
+
+def test_speeds_are_shown_with_their_marks(capsys: pytest.CaptureFixture[str]) -> None:
+    def task(rate: float, disturbed: list[int], drift: float) -> dict[str, Any]:
+        return {
+            "seconds": [1.0] * 7,
+            "disturbed_rounds": disturbed,
+            "tokens_per_second": {"value": rate, "low": rate - 1, "high": rate + 1},
+            "drift": {"value": drift, "p_value": 0.01, "drifted": drift < -0.05},
+        }
+
+    seconds = {"value": 1.25, "samples": [1.25] * 3}
+    timed = {
+        "prefill": {"128": task(12345.6, [], 0.01), "512": task(11111.1, [1, 2], -0.184)},
+        "decode": {"64": task(99.9, [3], 0.0)},
+        "not_measured": {},
+        "cold_start": {
+            "load_seconds": seconds,
+            "first_prefill_seconds": seconds,
+            "tokens": 128,
+            "page_cache_dropped": False,
+        },
+        "peak_rss_bytes": 1_234_567_890,
+        "kv_bytes": 12_582_912,
+    }
+    console_tables.speed({"machine": {"cpu": "A [fast] CPU"}, "variants": {"a-long[name]-q4_k_m": timed}})
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    assert max(len(line) for line in lines) <= 80
+    rows = [line.split()[1:] for line in lines if line.startswith("a-long[name]-q4_k_m ")]
+    assert rows == [
+        ["prefill", "128", "12345.6", "[12344.6,", "12346.6]", "7"],
+        ["prefill", "512", "11111.1", "[11110.1,", "11112.1]", "†‡", "7"],
+        ["decode", "64", "99.9", "[98.9,", "100.9]", "†", "7"],
+        ["1.25", "1.25", "1,235", "12.6"],
+    ]
+    assert "† Some rounds were disturbed, at most 2 of 7" in text
+    assert squeezed("by chance: a-long[name]-q4_k_m prefill 512 -18 %.") in squeezed(text)
+    assert squeezed("the page cache not dropped before") in squeezed(text)
+    assert "A [fast] CPU" in text
 
 
 def test_artifacts_of_one_name_are_refused(made: Path, tmp_path: Path) -> None:

@@ -252,6 +252,8 @@ def test_a_variants_own_evaluate_settings_go_over_those_of_all(tmp_path: Path) -
     params = load_changed(tmp_path, change)
     assert params.evaluate_of("b") == Evaluate(threads=3, flash_attention=True, kv_type="q8_0")
     assert params.evaluate_of("gguf-q4_0") == Evaluate(threads=3, flash_attention=False, kv_type="f16")
+    assert params.timed_as("b") == {"kv_type": "q8_0", "flash_attention": True}
+    assert params.timed_as("gguf-q4_0") == {}
 
 
 def test_a_variant_by_name(tmp_path: Path) -> None:

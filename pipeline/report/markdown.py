@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.metrics.machine import short_id
-from pipeline.report.pareto import front, percent, picks, prompt_length
-
-NOT_MEASURED = "not measured"
+from pipeline.report.pareto import front, picks, prompt_length
+from pipeline.report.speeds import COSTS, cost_notes, costs, rate, rate_notes, tasks_of, tokens_of
+from pipeline.report.text import decimals, effective, escaped, megabytes, ranged, shortened
 
 
 def render(measurements: Mapping[str, Any], names: Sequence[str]) -> str:
@@ -22,36 +20,40 @@ def render(measurements: Mapping[str, Any], names: Sequence[str]) -> str:
         loader=PackageLoader("pipeline.report", "."), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     variants = measurements["variants"]
-    lengths = sorted({n for v in variants.values() for n in v["prefill"]}, key=int)
-    decodes = sorted({n for v in variants.values() for n in v["decode"]}, key=int)
+    lengths, decodes, length = tokens_of(variants, "prefill"), tokens_of(variants, "decode"), prompt_length(variants)
     on_front = front(variants)
     notes = _notes(variants)
     ordered = sorted((n for n in names if n in variants), key=lambda n: -variants[n]["size_bytes"])
+    shown = {name: variants[name] for name in ordered}
     return environment.get_template("pareto.md.j2").render(
         measurements=measurements,
         identity=measurements["identity"],
         machine=measurements["machine"],
         machine_id=short_id(measurements["machine"]),
-        rows=[_row(n, variants[n], lengths, decodes, n in on_front, notes[n]) for n in ordered],
+        rows=[_row(n, variants[n], length, decodes, n in on_front, notes[n]) for n in ordered],
+        speed_rows=[_speed_row(n, variants[n], lengths, decodes, n in on_front) for n in ordered],
         missing=[n for n in names if n not in variants],
         front=on_front,
         picks=picks(variants),
         lengths=lengths,
         decodes=decodes,
-        pick_length=prompt_length(variants),
+        pick_length=length,
+        cost_columns=COSTS,
+        rate_notes=rate_notes(shown),
+        cost_notes=cost_notes(shown),
+        rounds=max((task["rounds"] for v in shown.values() for _, task in tasks_of(v)), default=0),
         engines=distinct(v["engine"] for v in variants.values()),
         timing_engines=distinct(v["timing_engine"] for v in variants.values() if v["timing_engine"]),
         asked=measurements["reference"]["reply"],
         replies=[_reply(n, variants[n]["reply"]) for n in ordered if variants[n]["reply"]],
         reference_reply=_said(measurements["reference"]["reply"]),
-        disturbed=any(task["disturbed_rounds"] for v in variants.values() for task in _tasks(v)),
     )
 
 
 def _row(
     name: str,
     variant: Mapping[str, Any],
-    lengths: Sequence[str],
+    length: str | None,
     decodes: Sequence[str],
     on_front: bool,
     notes: Sequence[str],
@@ -66,8 +68,8 @@ def _row(
         "ppl": ranged(variant["ppl"], 2),
         "same_top": ranged({k: v and v * 100 for k, v in variant["same_top"].items()}, 1) + " %",
         "bits_per_byte": f"{variant['bits_per_byte']:.4f}",
-        "prefill": [_speed(variant["prefill"].get(n)) for n in lengths],
-        "decode": [_speed(variant["decode"].get(n)) for n in decodes],
+        "prefill": rate(variant["prefill"].get(length), bracket=False),
+        "decode": [rate(variant["decode"].get(n), bracket=False) for n in decodes],
     }
 
 
@@ -106,54 +108,15 @@ def _said(reply: Mapping[str, Any] | None) -> dict[str, str]:
     }
 
 
-def _tasks(variant: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [*variant["prefill"].values(), *variant["decode"].values()]
-
-
-def _speed(task: Mapping[str, Any] | None) -> str:
-    if task is None:
-        return NOT_MEASURED
-    return ranged(task, 0) + (" †" if task["disturbed_rounds"] else "")
-
-
-def ranged(figure: Mapping[str, Any], digits: int, signed: bool = False) -> str:
-    """'0.0119 [0.0104, 0.0133]'; the bracket is left out where there is no interval."""
-    sign = "+" if signed else ""
-    text = f"{figure['value']:{sign}.{digits}f}"
-    if figure["low"] is None or figure["high"] is None:
-        return text
-    return f"{text} [{figure['low']:{sign}.{digits}f}, {figure['high']:{sign}.{digits}f}]"
-
-
-def decimals(value: float, significant: int = 3) -> int:
-    """Decimal places that show `significant` digits of a figure that may be small."""
-    return max(0, significant - 1 - math.floor(math.log10(abs(value)))) if value else 1
-
-
-def shortened(text: str, limit: int = 100) -> str:
-    """A text in one line that a terminal can show, at most `limit` characters."""
-    line = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text.split()))
-    return line if len(line) <= limit else line[: limit - 1] + "…"
-
-
-def escaped(text: str) -> str:
-    """A text that Markdown shows as it is, in a cell of a table too."""
-    return re.sub(r"([\\`*_{}\[\]<>()#+!|~$&-])", r"\\\1", text)
-
-
-def megabytes(size: int) -> str:
-    """MB of 10^6 bytes, as files are counted on disk."""
-    return f"{size / 1e6:.1f}" if size < 1e9 else f"{size / 1e6:,.0f}"
-
-
-def effective(types: Mapping[str, int]) -> str:
-    """'Q4_K 62 %, Q6_K 37 %, F32 <1 %': shares of the weights."""
-    total = sum(types.values())
-    return ", ".join(f"{name} {_share(weights / total)}" for name, weights in types.items())
-
-
-def _share(share: float) -> str:
-    return percent(share) if share >= 0.005 else "<1 %"
+def _speed_row(
+    name: str, variant: Mapping[str, Any], lengths: Sequence[str], decodes: Sequence[str], on_front: bool
+) -> dict[str, Any]:
+    tasks = [variant["prefill"].get(n) for n in lengths] + [variant["decode"].get(n) for n in decodes]
+    return {
+        "name": f"**{name}**" if on_front else name,
+        "rates": [rate(task) for task in tasks],
+        "costs": costs(variant),
+    }
 
 
 def distinct(engines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

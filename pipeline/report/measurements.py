@@ -40,7 +40,8 @@ def gather(variants: Iterable[str], root: Path = Path()) -> dict[str, Any]:
         "identity": identity,
         "machine": speed["machine"],
         "power_source": speed["power_source"],
-        "timing": {key: value for key, value in speed["settings"].items() if key != "prompt_lengths"},
+        "timing": {key: value for key, value in speed["settings"].items() if key != "prompt_lengths"}
+        | {"order": speed["order"]},
         "variants": measured,
     }
 
@@ -94,8 +95,27 @@ def _variant(artifact: dict[str, Any], quality: dict[str, Any], timed: dict[str,
         "engine": quality["engine"],
         "timing_engine": timed.get("engine", {}),
         "identity": quality["identity"],
+        **timed_figures(timed),
+    }
+
+
+def timed_figures(timed: dict[str, Any]) -> dict[str, Any]:
+    """Of a variant of speed.json, what measurements.json holds: figures without their samples."""
+    cold = timed.get("cold_start", {})
+    return {
         "prefill": {n: _rate(task) for n, task in timed.get("prefill", {}).items()},
         "decode": {n: _rate(task) for n, task in timed.get("decode", {}).items()},
+        "not_measured": timed.get("not_measured", {}),
+        "cold_start": cold
+        and {
+            **cold,
+            **{
+                key: {"value": cold[key]["value"], "n": len(cold[key]["samples"])}
+                for key in ("load_seconds", "first_prefill_seconds")
+            },
+        },
+        "peak_rss_bytes": timed.get("peak_rss_bytes"),
+        "kv_bytes": timed.get("kv_bytes"),
     }
 
 
@@ -104,4 +124,5 @@ def _rate(task: dict[str, Any]) -> dict[str, Any]:
         **task["tokens_per_second"],
         "rounds": len(task["seconds"]),
         "disturbed_rounds": len(task["disturbed_rounds"]),
+        "drift": task["drift"],
     }

@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from getpass import getuser
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from pipeline.errors import MeasurementError
 from pipeline.metrics import machine, timing
-from pipeline.metrics.timing import Samples, Task, as_json, measure, rate_of
+from pipeline.metrics.stats import mann_kendall_p, theil_sen_slope
+from pipeline.metrics.timing import Drift, Prompts, Samples, Task, as_json, drift_of, rate_of, rotated, tasks_of
 from pipeline.types import Engine, Interval
 
 VOCAB = 1000
@@ -38,6 +41,7 @@ class Fake:
     threads: int = 0
     vocab_size: int = VOCAB
     device: str = "cpu"
+    kv_bytes: int = 0
 
     @property
     def engine(self) -> Engine:
@@ -66,6 +70,13 @@ def steady(kind: str, tokens: int) -> float:
 def fakes(*names: str, clock: Callable[[str, int], float] = steady) -> dict[str, Fake]:
     log: list[tuple[str, str, int]] = []
     return {name: Fake(clock, name, log) for name in names}
+
+
+def measure(
+    runtimes: dict[str, Fake], *, prompt_lengths: list[int], decode: int, rounds: int, **other: Any
+) -> dict[str, Samples]:
+    """The same tasks of every runtime."""
+    return timing.measure(runtimes, dict.fromkeys(runtimes, tasks_of(prompt_lengths, decode)), rounds, **other)
 
 
 # Rounds
@@ -231,6 +242,88 @@ def test_a_round_disturbed_once_is_replaced_and_not_marked(monkeypatch: pytest.M
     assert samples.disturbed == {}
 
 
+# Drift
+
+
+def slowing(share: float) -> Callable[[str, int], float]:
+    """Every prefill takes that much longer than the last one; those of decodes, of 1 token, do not count."""
+    rounds = count()
+    return lambda kind, n: (1 + share) ** next(rounds) if kind == "prefill" and n > 1 else 1.0
+
+
+def test_a_runtime_that_slows_by_3_percent_a_round_drifts() -> None:
+    samples = measure(fakes("a", clock=slowing(0.03)), prompt_lengths=[1, 8], decode=4, rounds=7)["a"]
+    drift = as_json(samples)["prefill"]["8"]["drift"]
+    speeds = [1.03**-i for i in range(7)]
+    slope = float(scipy.stats.theilslopes(speeds).slope)
+    assert drift["value"] == pytest.approx(slope * 6 / speeds[3], rel=1e-12)
+    assert drift["value"] == pytest.approx(-0.18, abs=0.005)
+    assert drift["p_value"] == pytest.approx(2 / math.factorial(7))
+    assert drift["drifted"] is True
+    assert as_json(samples)["prefill"]["1"]["drift"] == {"value": 0.0, "p_value": 1.0, "drifted": False}
+
+
+def test_a_runtime_that_grows_faster_drifts_too() -> None:
+    samples = measure(fakes("a", clock=slowing(-0.02)), prompt_lengths=[8], decode=4, rounds=7)["a"]
+    assert as_json(samples)["prefill"]["8"]["drift"]["value"] > 0.05
+    assert as_json(samples)["prefill"]["8"]["drift"]["drifted"] is True
+
+
+def test_jitter_is_no_drift() -> None:
+    """Of runs that only jitter, by 10 %, chance alone is rarely taken for a drift; more rounds do not change that."""
+    rng = np.random.default_rng(5)
+    for rounds in (7, 25):
+        runs = rng.lognormal(0, 0.1, (400, rounds))
+        assert np.mean([drift_of(run.tolist()).drifted for run in runs]) <= 0.05
+    jitter = iter([1.0] * 6 + [1.0, 1.0, 1.06, 1.0, 0.95, 1.0, 1.04, 1.0, 0.97, 1.0, 1.02, 1.0, 1.01, 1.0] * 3)
+    samples = measure(fakes("a", clock=lambda kind, n: next(jitter)), prompt_lengths=[8], decode=4, rounds=7)["a"]
+    assert len(set(samples.seconds[Task("prefill", 8)])) > 3
+    assert not as_json(samples)["prefill"]["8"]["drift"]["drifted"]
+
+
+def test_a_steady_but_small_trend_is_no_drift() -> None:
+    found = drift_of([1.005**i for i in range(9)])
+    assert found.p_value < 0.001
+    assert -0.05 < found.share < -0.03
+    assert not found.drifted
+
+
+def test_a_single_round_has_no_drift() -> None:
+    assert drift_of([1.0]) == Drift(0.0, 1.0)
+
+
+# Visits
+
+
+def test_rotation_and_tasks() -> None:
+    assert [*rotated("abc", 4)] == [*"abc", *"bca", *"cab", *"abc"]
+    assert tasks_of([16, 8, 16], 4) == [Task("prefill", 8), Task("prefill", 16), Task("decode", 4, behind=8)]
+
+
+def test_a_later_visit_is_counted_on() -> None:
+    prefill, decode = Task("prefill", 8), Task("decode", 4, behind=8)
+    first = Samples({prefill: [1.0, 2.0], decode: [3.0, 4.0]}, {prefill: [1]}, {prefill: [9.0], decode: [8.0]})
+    later = Samples({prefill: [5.0, 6.0], decode: [7.0, 8.0]}, {prefill: [0], decode: [1]}, {prefill: [7.0, 7.0]})
+    first.add(later)
+    assert first == Samples(
+        {prefill: [1.0, 2.0, 5.0, 6.0], decode: [3.0, 4.0, 7.0, 8.0]},
+        {prefill: [1, 2], decode: [3]},
+        {prefill: [9.0, 7.0, 7.0], decode: [8.0]},
+    )
+
+
+def test_prompts_go_on_where_the_last_visit_ended() -> None:
+    """Also those of one token, while there are enough."""
+    for length in (1, 8):
+        first = Prompts(300)
+        before = [first.next(length) for _ in range(20)]
+        assert first.given == 20
+        second = Prompts(300, first.given)
+        prompts = before + [second.next(length) for _ in range(20)]
+        assert len({prompt.tobytes() for prompt in prompts}) == 40
+        assert second.given == 40
+
+
 # Figures
 
 
@@ -251,27 +344,30 @@ def test_json_holds_the_raw_seconds_and_rates() -> None:
         disturbed={decode: [1]},
         warm_up={prefill: [9.0, 1.0, 1.0], decode: [2.0, 2.0]},
     )
-    found = json.loads(json.dumps(as_json({"a": samples}, {"a": {"name": "fake"}}), allow_nan=False))
+    found = json.loads(json.dumps(as_json(samples), allow_nan=False))
     assert found == {
-        "a": {
-            "engine": {"name": "fake"},
-            "prefill": {
-                "128": {
-                    "seconds": seconds,
-                    "warm_up_seconds": [9.0, 1.0, 1.0],
-                    "disturbed_rounds": [],
-                    "tokens_per_second": {"value": 128 / 0.5, "low": 64.0, "high": 1024.0},
-                }
-            },
-            "decode": {
-                "8": {
-                    "seconds": [1.0, 2.0],
-                    "warm_up_seconds": [2.0, 2.0],
-                    "disturbed_rounds": [1],
-                    "tokens_per_second": {"value": 6.0, "low": None, "high": None},
-                }
-            },
-        }
+        "prefill": {
+            "128": {
+                "seconds": seconds,
+                "warm_up_seconds": [9.0, 1.0, 1.0],
+                "disturbed_rounds": [],
+                "tokens_per_second": {"value": 128 / 0.5, "low": 64.0, "high": 1024.0},
+                "drift": {
+                    "value": pytest.approx(theil_sen_slope([1 / s for s in seconds]) * 6 / 2.0, rel=1e-14),
+                    "p_value": mann_kendall_p([1 / s for s in seconds]),
+                    "drifted": False,
+                },
+            }
+        },
+        "decode": {
+            "8": {
+                "seconds": [1.0, 2.0],
+                "warm_up_seconds": [2.0, 2.0],
+                "disturbed_rounds": [1],
+                "tokens_per_second": {"value": 6.0, "low": None, "high": None},
+                "drift": {"value": pytest.approx(-0.5 / 0.75), "p_value": 1.0, "drifted": False},
+            }
+        },
     }
 
 
@@ -282,7 +378,7 @@ def test_a_whole_measurement_has_its_median_interval() -> None:
         return 1.0 if kind == "decode" or n == 1 else n / next(rates, 100.0)
 
     samples = measure({"a": Fake(clock)}, prompt_lengths=[8], decode=4, rounds=9)
-    (figures,) = as_json(samples, {"a": {}})["a"]["prefill"].values()
+    (figures,) = as_json(samples["a"])["prefill"].values()
     seconds = figures["seconds"]
     assert len(seconds) == 9
     ordered = sorted(8 / s for s in seconds)

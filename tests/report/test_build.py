@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from figures import ENGINE, IDENTITY, MACHINE, TIMING, TIMING_ENGINE, figure, row_of
+from figures import ENGINE, IDENTITY, MACHINE, TIMING, TIMING_ENGINE, figure, rows_of
 
 from pipeline import paths
 from pipeline.errors import MeasurementError
@@ -24,10 +24,24 @@ from pipeline.report.measurements import gather
 FILES = {"model.gguf": "ef" * 32}
 
 
+COSTS = {
+    "not_measured": {"prefill 8192": "beyond it"},
+    "cold_start": {
+        "load_seconds": {"value": 0.2, "samples": [0.1, 0.2, 0.3]},
+        "first_prefill_seconds": {"value": 0.5, "samples": [0.7, 0.5, 0.4]},
+        "tokens": 128,
+        "page_cache_dropped": False,
+    },
+    "peak_rss_bytes": 50_000_000,
+    "kv_bytes": 4096,
+}
+
+
 def leave(root: Path, names: list[str]) -> None:
     """What the stages leave of variants, in the shapes of their JSON files."""
     write_json(root / paths.REFERENCE / "meta.json", {**IDENTITY, "engine": ENGINE})
-    task = {"seconds": [0.5] * 7, "warm_up_seconds": [0.5, 0.5], "disturbed_rounds": [2]}
+    drifted = {"value": -0.1, "p_value": 0.01, "drifted": True}
+    task = {"seconds": [0.5] * 7, "warm_up_seconds": [0.5, 0.5], "disturbed_rounds": [2], "drift": drifted}
     tasks = {
         "prefill": {"128": {**task, "tokens_per_second": figure(256.0, 0.0)}},
         "decode": {"64": {**task, "tokens_per_second": figure(128.0, 0.0)}},
@@ -35,8 +49,11 @@ def leave(root: Path, names: list[str]) -> None:
     speed = {
         "machine": MACHINE,
         "power_source": "mains",
-        "settings": {"prompt_lengths": [128], **TIMING},
-        "variants": {name: {"artifact": FILES, "engine": TIMING_ENGINE, **tasks} for name in names},
+        "settings": {"prompt_lengths": [128, 8192], **TIMING},
+        "order": "interleaved",
+        "visits": names * 7,
+        "rounds_per_visit": 1,
+        "variants": {name: {"artifact": FILES, "engine": TIMING_ENGINE, **tasks, **COSTS} for name in names},
     }
     write_json(root / paths.SPEED, speed)
     kld = {"mean": 0.1, "median": 0.05, "p99": 0.5, "p99_9": 0.9}
@@ -95,12 +112,21 @@ def test_measurements_hold_no_lists(tmp_path: Path) -> None:
     assert a["ppl"] == {"value": 81.0, "low": 75.0, "high": 88.0}
     assert a["same_top"] == {"value": 0.9, "low": 0.88, "high": 0.92}
     assert a["effective_types"] == {"Q4_0": 900, "F32": 100}
-    assert a["prefill"]["128"] == {"value": 256.0, "low": 256.0, "high": 256.0, "rounds": 7, "disturbed_rounds": 1}
+    rates = {"value": 256.0, "low": 256.0, "high": 256.0, "rounds": 7, "disturbed_rounds": 1}
+    assert a["prefill"] == {"128": {**rates, "drift": {"value": -0.1, "p_value": 0.01, "drifted": True}}}
+    assert a["not_measured"] == {"prefill 8192": "beyond it"}
+    assert a["cold_start"] == {
+        "load_seconds": {"value": 0.2, "n": 3},
+        "first_prefill_seconds": {"value": 0.5, "n": 3},
+        "tokens": 128,
+        "page_cache_dropped": False,
+    }
+    assert (a["peak_rss_bytes"], a["kv_bytes"]) == (50_000_000, 4096)
     assert found["reference"] == {"ppl": 80.0, "engine": ENGINE, "reply": None}
     assert found["identity"] == IDENTITY
     assert (a["engine"], a["timing_engine"], a["identity"]) == (ENGINE, TIMING_ENGINE, IDENTITY)
     assert (found["machine"], found["power_source"]) == (MACHINE, "mains")  # as speed.json says: no machine.json here
-    assert found["timing"] == TIMING  # prompt_lengths is a list
+    assert found["timing"] == {**TIMING, "order": "interleaved"}  # prompt_lengths and visits are lists
     assert found.keys() == {"reference", "identity", "machine", "power_source", "timing", "variants"}
     assert "artifact" not in a
 
@@ -180,9 +206,12 @@ def test_a_variant_that_was_not_timed_is_measured(tmp_path: Path) -> None:
     speed = json.loads((tmp_path / paths.SPEED).read_text())
     del speed["variants"]["b"]
     write_json(tmp_path / paths.SPEED, speed)
-    assert gather(["b"], tmp_path)["variants"]["b"]["timing_engine"] == {}
+    b = gather(["b"], tmp_path)["variants"]["b"]
+    assert (b["timing_engine"], b["prefill"], b["cold_start"], b["kv_bytes"]) == ({}, {}, {}, None)
     build(["a", "b"], tmp_path)
-    assert row_of((tmp_path / paths.PARETO_MD).read_text(), "b")[8:10] == ["not measured"] * 2
+    in_all, rates, costs = rows_of((tmp_path / paths.PARETO_MD).read_text(), "b")
+    assert in_all[8:10] == ["not measured"] * 2
+    assert (rates[1:], costs[1:]) == (["not measured"] * 3, ["not measured"] * 4)
     rows = csv_rows(tmp_path)
     assert [row["prefill_tokens_per_second"] for row in rows] == ["256.0", ""]
 

@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from figures import ENGINE, IDENTITY, TIMING_ENGINE, figure, rate, row_of, variant
+from figures import ENGINE, IDENTITY, TIMING_ENGINE, figure, rate, row_of, rows_of, variant
 
-from pipeline.report.markdown import decimals, effective, megabytes, ranged, render
+from pipeline.report.markdown import render
 from pipeline.report.pareto import change, percent
 from pipeline.report.plots import DPI, HEIGHT, WIDTH, draw
+from pipeline.report.text import decimals, effective, megabytes, ranged
 
 
-def header_of(text: str) -> list[str]:
-    (line,) = [line for line in text.splitlines() if line.startswith("| variant |")]
-    return [cell.strip() for cell in line.strip("|").split("|")]
+def headers_of(text: str) -> list[list[str]]:
+    """Of the tables of all variants, of rates and of what they cost."""
+    lines = [line for line in text.splitlines() if line.startswith("| variant |")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 # Markdown
@@ -26,20 +28,26 @@ def header_of(text: str) -> list[str]:
 
 def test_the_table_holds_every_figure(measurements: dict[str, Any]) -> None:
     text = render(measurements, [*measurements["variants"]])
-    assert header_of(text) == [
+    in_all, rates, costs = headers_of(text)
+    assert in_all == [
         *("variant", "size, MB", "bits per weight", "KL to reference, nats/token", "ln perplexity ratio", "perplexity"),
-        *("same top-1", "bits per byte", "prefill 128, tokens/s", "prefill 512, tokens/s", "decode 64, tokens/s"),
-        "effective types",
+        *("same top-1", "bits per byte", "prefill 512, tokens/s", "decode 64, tokens/s", "effective types"),
     ]
-    assert row_of(text, "small") == [
+    assert rates == ["variant", "prefill 128, tokens/s", "prefill 512, tokens/s", "decode 64, tokens/s"]
+    assert costs == ["variant", "load, s", "first prefill, s", "peak memory, MB", "KV cache, MB"]
+    in_all, rates, costs = rows_of(text, "small")
+    assert in_all == [
         *("**small**", "4.0", "4.50", "0.100 [0.090, 0.110]", "+0.0600 [+0.0580, +0.0620]", "80.50 [75.50, 85.50]"),
-        *("90.0 [89.0, 91.0] %", "2.0123", "1000 [990, 1010]", "2000 [1990, 2010]", "300 [290, 310]"),
-        "Q4_0 90 %, Q6_K 10 %, F32 <1 %",
+        *("90.0 [89.0, 91.0] %", "2.0123", "2000", "300", "Q4_0 90 %, Q6_K 10 %, F32 <1 %"),
     ]
+    assert rates == ["**small**", "1000 [990, 1010]", "2000 [1990, 2010]", "300 [290, 310]"]
+    assert costs == ["**small**", "0.25", "1.50", "123.4", "6.3"]
     assert row_of(text, "worse")[0] == "worse"  # not on the front
     assert "| reference, float32 | | | 0 | 0 | 80.00 |" in text
     order = [line.split("|")[1].strip(" *") for line in text.splitlines() if line.startswith(("| **", "| worse"))]
-    assert order == ["big", "worse", "middle", "small"]
+    assert order == ["big", "worse", "middle", "small"] * 3
+    for line in text.splitlines()[text.splitlines().index("## Speed and memory") :]:
+        assert len(line) <= 100 or not line.startswith("|")  # both tables fit a page
     assert "| smallest within 1 % of the reference's perplexity | **middle** |" in text
     assert "255 tokens with at least 256 of context" in text
     for trace in ("{{", "}}", "{%", "None", "nan", "Undefined"):
@@ -54,7 +62,10 @@ def test_scoring_and_timing_are_said_with_their_engines(measurements: dict[str, 
         "batch 2048 in parts of 512, mmap on."
     )
     assert [line for line in text.splitlines() if line.startswith(("- Scored by", "- Timed by"))] == [scored, timed]
-    assert "- Times are medians of 9 rounds of wall clock" in text
+    assert "- Times are medians of 7 rounds of wall clock that visit the variants in rotated order, after" in text
+    alone = measurements | {"timing": measurements["timing"] | {"order": "abba"}}
+    one_at_a_time = "one variant at a time, each in a process of its own, through all variants and back, after"
+    assert f"7 rounds of wall clock of {one_at_a_time}" in render(alone, [*measurements["variants"]])
     measurements["variants"]["big"]["timing_engine"] = TIMING_ENGINE | {"mmap": False}
     assert "mmap off." in render(measurements, [*measurements["variants"]])
     untimed = measurements | {"variants": {"a": variant(5, 0.1, 0.0, None)}}
@@ -62,9 +73,17 @@ def test_scoring_and_timing_are_said_with_their_engines(measurements: dict[str, 
 
 
 def test_every_row_of_a_measured_variant_is_as_long_as_the_header(measurements: dict[str, Any]) -> None:
+    measurements["variants"]["small"] = variant(4_000_000, 0.1, 0.06, None)
     text = render(measurements, [*measurements["variants"]])
-    lines = [*measurements["variants"], "reference, float32"]
-    assert {len(row_of(text, name)) for name in lines} == {len(header_of(text))}
+    lengths = [len(header) for header in headers_of(text)]
+    for name in measurements["variants"]:
+        assert [len(row) for row in rows_of(text, name)] == lengths
+    assert len(row_of(text, "reference, float32")) == lengths[0]
+    lines = text.splitlines()
+    for at, line in enumerate(lines):  # and each table begins at once with its rule, its rows without a gap
+        if line.startswith("| variant |"):
+            assert lines[at + 1].startswith("|---|")
+            assert lines[at + 2].startswith("| **big** |")
 
 
 def test_a_missing_variant_reads_not_measured(measurements: dict[str, Any]) -> None:
@@ -76,16 +95,57 @@ def test_a_missing_variant_reads_not_measured(measurements: dict[str, Any]) -> N
 def test_a_disturbed_speed_is_marked_and_explained(measurements: dict[str, Any]) -> None:
     assert "†" not in render(measurements, ["big"])
     measurements["variants"]["big"]["decode"]["64"] = rate(300.0, disturbed=2)
+    measurements["variants"]["big"]["prefill"]["128"] = rate(300.0, disturbed=1)
     text = render(measurements, [*measurements["variants"]])
-    assert row_of(text, "big")[-2] == "300 [290, 310] †"
-    assert row_of(text, "small")[-2] == "300 [290, 310]"
-    assert "† Some rounds were disturbed" in text
+    assert row_of(text, "big")[-2] == "300 †"
+    assert rows_of(text, "big")[1][1:] == ["300 [290, 310] †", "900 [890, 910]", "300 [290, 310] †"]
+    assert rows_of(text, "small")[1][-1] == "300 [290, 310]"
+    assert "\n\n† Some rounds were disturbed, at most 2 of 7: other work took the cores" in text
+    assert "what their marks mean" in text
+    assert "‡" not in text
+    assert "†" not in render(measurements, ["small"])  # only what is shown
+
+
+def test_a_drift_is_marked_and_told(measurements: dict[str, Any]) -> None:
+    measurements["variants"]["big"]["decode"]["64"] = rate(300.0, drifted=-0.183)
+    measurements["variants"]["small"]["prefill"]["512"] = rate(2000.0, disturbed=1, drifted=0.07)
+    text = render(measurements, [*measurements["variants"]])
+    assert row_of(text, "big")[-2] == "300 ‡"
+    assert rows_of(text, "small")[1][2] == "2000 [1990, 2010] †‡"
+    (note,) = [line for line in text.splitlines() if line.startswith("‡")]
+    assert note.endswith("big decode 64 -18 %, small prefill 512 +7 %.")
+
+
+def test_a_length_that_was_not_measured_says_why(measurements: dict[str, Any]) -> None:
+    for name in ("big", "small"):
+        measurements["variants"][name]["not_measured"] = {"prefill 8192": "beyond the context"}
+    text = render(measurements, [*measurements["variants"]])
+    assert headers_of(text)[1][1:4] == [f"prefill {n}, tokens/s" for n in (128, 512, 8192)]
+    assert rows_of(text, "big")[1][3] == "not measured"
+    assert "\n\nNot measured: prefill 8192 of big, small: beyond the context.\n" in text
+
+
+@pytest.mark.parametrize("dropped", [True, False])
+def test_a_cold_start_says_how_cold_it_was(dropped: bool, measurements: dict[str, Any]) -> None:
+    measurements["variants"]["small"]["cold_start"]["page_cache_dropped"] = dropped
+    text = render(measurements, [*measurements["variants"]])
+    assert "Load and first prefill (128 tokens) are of a cold start: medians of 3, each in a process of its own" in text
+    assert ("the weights dropped from the page cache before" in text) == dropped
+    assert ("the page cache not dropped before" in text) != dropped
 
 
 def test_a_variant_without_speed_reads_not_measured(measurements: dict[str, Any]) -> None:
     measurements["variants"]["small"] = variant(4_000_000, 0.1, 0.06, None)
-    text = render(measurements, [*measurements["variants"]])
-    assert row_of(text, "small")[8:11] == ["not measured"] * 3
+    in_all, rates, costs = rows_of(render(measurements, [*measurements["variants"]]), "small")
+    assert in_all[8:10] == ["not measured"] * 2
+    assert (rates[1:], costs[1:]) == (["not measured"] * 3, ["not measured"] * 4)
+
+
+def test_nothing_timed_is_a_report_without_speeds(measurements: dict[str, Any]) -> None:
+    measurements["variants"] = {"a": variant(5, 0.1, 0.0, None)}
+    text = render(measurements, ["a"])
+    assert len(rows_of(text, "a")) == 1
+    assert "Speed and memory" not in text
 
 
 def test_one_window_has_no_brackets(measurements: dict[str, Any]) -> None:

@@ -95,3 +95,19 @@ def token_ids(vocab: Any, text: str, add_special: bool = True) -> list[int]:
     ids = (ctypes.c_int32 * room)()
     count = llama().llama_tokenize(vocab, data, len(data), ids, room, add_special, True)
     return ids[:count]
+
+
+def metadata(model: Any, key: str, default: str | None = None) -> str:
+    """The value of a key of the model's file, as text. `{arch}` in the key stands for the file's architecture.
+
+    Raises:
+        ArtifactError: the file has no such key, and no default was given.
+    """
+    if "{arch}" in key:
+        key = key.format(arch=metadata(model, "general.architecture"))
+    text = ctypes.create_string_buffer(256)
+    if llama().llama_model_meta_val_str(model, key.encode(), text, len(text)) >= 0:
+        return text.value.decode()
+    if default is None:
+        raise ArtifactError(f"the GGUF file has no key {key}. Convert it again.")
+    return default

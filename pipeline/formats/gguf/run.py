@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 from pipeline.cores import physical_cores
 from pipeline.errors import ArtifactError, MeasurementError, ParamsError, suggestion
 from pipeline.formats.gguf import engine
+from pipeline.formats.gguf.schemes import BF16, F16, F32, Q4_0, Q8_0
 from pipeline.types import Artifact, Engine, Messages, Prompt, Reply
 
 BATCH = 2048  # llama.cpp's defaults; both are part of a time
 MICRO_BATCH = 512
 KV_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}
+KV_ENCODINGS = {encoding.name.lower(): encoding for encoding in (F32, F16, BF16, Q8_0, Q4_0)}
 DEVICES = ("auto", "cpu")
 
 
@@ -39,6 +41,15 @@ def check_settings(kv_type: str, flash_attention: bool | None, device: str = "au
         raise ParamsError(f"kv_type {kv_type} needs flash attention in llama.cpp: set flash_attention to true.")
     if device not in DEVICES:
         raise ParamsError(f"device {device!r} does not exist; {suggestion(device, DEVICES)}")
+
+
+def context_length(folder: Path, artifact: Artifact) -> int:
+    """Tokens of the longest context that the artifact's model was trained for."""
+    model = engine.load_model(folder / next(iter(artifact.files)), vocab_only=True)
+    try:
+        return int(engine.metadata(model, "{arch}.context_length"))
+    finally:
+        engine.llama().llama_model_free(model)
 
 
 class GgufRuntime:
@@ -74,6 +85,7 @@ class GgufRuntime:
             self._batch.n_seq_id[i] = 1
             self._batch.seq_id[i][0] = 0
         self._held = 0  # tokens in the cache
+        self.kv_bytes = self._kv_bytes(kv_type)
         self.engine = Engine(
             name="llama.cpp",
             version=engine.version(),
@@ -103,6 +115,18 @@ class GgufRuntime:
                 "Ask for another KV type, a shorter context, or free memory."
             )
         return made
+
+    def _kv_bytes(self, kv_type: str) -> int:
+        """Keys and values of every position of the context, which llama.cpp makes a multiple of 256.
+
+        Every layer of a dense model has full attention, and the same number of heads; a hybrid's other layers would
+        not count.
+        """
+        cpp, model = self._cpp, self._model
+        head = str(cpp.llama_model_n_embd(model) // cpp.llama_model_n_head(model))  # where the file does not say
+        sizes = [int(engine.metadata(model, f"{{arch}}.attention.{part}_length", head)) for part in ("key", "value")]
+        values = cpp.llama_model_n_layer(model) * cpp.llama_model_n_head_kv(model) * sum(sizes)
+        return KV_ENCODINGS[kv_type].row_bytes(values * cpp.llama_n_ctx(self._context))
 
     def score(self, ids: NDArray[np.int32], start: int) -> Iterator[NDArray[np.float32]]:
         """See Runtime. Logits before `start` are not computed; that changes no bit of the others (a test).

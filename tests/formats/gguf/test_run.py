@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 from support import Shape, write_checkpoint
 
 from pipeline.errors import ArtifactError, MeasurementError, ParamsError
-from pipeline.formats.gguf.engine import cpu_features, device, llama
-from pipeline.formats.gguf.run import BATCH, MICRO_BATCH, GgufRuntime, open_runtime
+from pipeline.formats.gguf import engine
+from pipeline.formats.gguf.engine import cpu_features, device, llama, load_model, metadata
+from pipeline.formats.gguf.run import BATCH, MICRO_BATCH, GgufRuntime, context_length, open_runtime
 from pipeline.formats.gguf.write import write
 from pipeline.source.checkpoint import Checkpoint
 
@@ -160,12 +162,12 @@ def test_a_cache_type_that_does_not_divide_the_head_is_refused_in_llama_cpps_wor
 def test_engine_says_what_a_score_depends_on(f32_file: Path) -> None:
     for flash_attention, said in ((False, "off"), (True, "on"), (None, "auto")):
         with closing(GgufRuntime(f32_file, context=16, threads=2, flash_attention=flash_attention)) as runtime:
-            engine = runtime.engine
-        assert (engine.name, engine.kv_type, engine.flash_attention, engine.threads) == ("llama.cpp", "f16", said, 2)
-        assert engine.version.startswith("llama-cpp-python 0.3.36, ggml ")
-        assert engine.instruction_set
-        assert (engine.batch, engine.micro_batch, engine.mmap) == (BATCH, MICRO_BATCH, True)
-        assert engine.device == device()
+            by = runtime.engine
+        assert (by.name, by.kv_type, by.flash_attention, by.threads) == ("llama.cpp", "f16", said, 2)
+        assert by.version.startswith("llama-cpp-python 0.3.36, ggml ")
+        assert by.instruction_set
+        assert (by.batch, by.micro_batch, by.mmap) == (BATCH, MICRO_BATCH, True)
+        assert by.device == device()
 
 
 @pytest.mark.parametrize("built", [True, False])
@@ -239,6 +241,55 @@ def test_a_file_cut_short_is_refused(f32_file: Path) -> None:
     f32_file.write_bytes(f32_file.read_bytes()[:-1000])
     with pytest.raises(ArtifactError, match=r"cannot load .*\n  llama\.cpp: "):
         GgufRuntime(f32_file, context=16)
+
+
+KV_SHAPES = {  # layers, heads of keys and values, their size: each counts on its own
+    "qwen2": Shape("qwen2", 3, hidden=128, ff=96, heads=2, kv_heads=1),
+    "qwen3": Shape("qwen3", 2, hidden=64, ff=96, heads=4, kv_heads=4, head_dim=32),
+}
+
+
+class Endless(list[str]):
+    """A log of which nothing is deleted."""
+
+    def __delitem__(self, at: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("context", [256, 1000])
+@pytest.mark.parametrize("name", KV_SHAPES)
+def test_the_bytes_of_the_cache_are_what_llama_cpp_logs(
+    name: str, context: int, kv_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Endless()
+    monkeypatch.setattr(engine, "_log", log)
+    path = converted(write_checkpoint(tmp_path / "c", KV_SHAPES[name]), tmp_path)
+    with closing(GgufRuntime(path, context=context, threads=1, kv_type=kv_type, flash_attention=True)) as runtime:
+        found = re.search(r"size = +([\d.]+) MiB \( *(\d+) cells, +(\d+) layers", "".join(log))
+        assert found
+        assert int(found[2]) == -(-context // 256) * 256
+        assert int(found[3]) == KV_SHAPES[name].layers
+        assert f"{runtime.kv_bytes / 2**20:.2f}" == found[1]
+        shape = KV_SHAPES[name]
+        head_dim = shape.head_dim if name == "qwen3" else 64
+        bytes_each = {"f32": 4, "f16": 2, "q8_0": 34 / 32, "q4_0": 18 / 32}[kv_type]
+        assert runtime.kv_bytes == 2 * shape.layers * shape.kv_heads * head_dim * int(found[2]) * bytes_each
+
+
+def test_the_context_is_the_one_the_model_was_trained_for(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "c", SHAPES["qwen3"], config={"max_position_embeddings": 777})
+    with Checkpoint(source) as checkpoint:
+        artifact = write(checkpoint, "q8_0", tmp_path)
+    assert context_length(tmp_path, artifact) == 777
+
+
+def test_a_key_that_a_file_lacks_is_named(f32_file: Path) -> None:
+    model = load_model(f32_file, vocab_only=True)
+    assert metadata(model, "{arch}.head_width", "64") == "64"
+    with pytest.raises(ArtifactError, match=r"the GGUF file has no key qwen3\.head_width"):
+        metadata(model, "{arch}.head_width")
+    llama().llama_model_free(model)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
