@@ -12,6 +12,7 @@ import click
 
 from pipeline import paths
 from pipeline.console import GATE_FAILED, Group
+from pipeline.errors import OutputError
 
 FOLDER = click.Path(path_type=Path)
 
@@ -33,10 +34,25 @@ types_option = click.option(
     callback=_types,
     help="Another type for the tensors of a pattern, over the scheme: attn_v, token_embd, output, … Repeatable.",
 )
+
+
+def _json_file(context: click.Context, option: click.Parameter, given: str | None) -> str | None:
+    """Refused before hours of work whose result could not be written."""
+    from pipeline.files import check_writable
+
+    if given not in {None, "-"}:
+        try:
+            check_writable(Path(str(given)))
+        except OutputError as error:
+            raise click.BadParameter(str(error)) from error
+    return given
+
+
 json_option = click.option(
     "--json",
     "json_file",
-    type=click.Path(dir_okay=False, writable=True, allow_dash=True),
+    type=click.Path(dir_okay=False, allow_dash=True),
+    callback=_json_file,
     help="Write JSON there; - is standard output.",
 )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.errors import CorpusError, suggestion
-from pipeline.files import new_folder, read_json, write_json
+from pipeline.files import new_folder, read_array, read_object, reading, write_json
 from pipeline.paths import SAMPLE_TEXT
 from pipeline.source.tokenizer import Tokenizer
 from pipeline.types import ModelSpec, Windows
@@ -36,9 +36,10 @@ def read_text(path: Path) -> tuple[str, str]:
     """The text, its line ends untouched, and the sha256 of its bytes: a copy with other line ends is another corpus.
 
     Raises:
-        CorpusError: not UTF-8, with the offset of the first bad byte.
+        CorpusError: not to be read, or not UTF-8, with the offset of the first bad byte.
     """
-    data = path.read_bytes()
+    with reading(path, CorpusError):
+        data = path.read_bytes()
     try:
         return data.decode("utf-8"), hashlib.sha256(data).hexdigest()
     except UnicodeDecodeError as error:
@@ -88,8 +89,19 @@ def save(windows: Windows, folder: Path) -> None:
 
 
 def load(folder: Path) -> Windows:
-    meta = read_json(folder / "meta.json", CorpusError)
-    ids = np.load(folder / "ids.npy")
-    return Windows(
-        meta["name"], meta["text_sha256"], meta["tokenizer_sha256"], ids, np.array(meta["span_bytes"], dtype=np.int64)
-    )
+    """What `save` left.
+
+    Raises:
+        CorpusError: no corpus there, or a broken one.
+    """
+    meta = read_object(folder / "meta.json", CorpusError)
+    ids = read_array(folder / "ids.npy", CorpusError)
+    match meta:
+        case {
+            "name": str(name),
+            "text_sha256": str(text_sha256),
+            "tokenizer_sha256": str(tokenizer_sha256),
+            "span_bytes": [*lengths],
+        } if all(type(n) is int for n in lengths) and ids.dtype == np.int32 and ids.shape[:1] == (len(lengths),):
+            return Windows(name, text_sha256, tokenizer_sha256, ids, np.array(lengths, np.int64))
+    raise CorpusError(f"{folder} does not hold windows as this version writes them. Remove it and run dvc repro.")

@@ -57,6 +57,15 @@ def listed(problems: Sequence[str]) -> str:
     return "\n".join(f"  - {problem}" for problem in problems)
 
 
+def unreadable(error: OSError) -> str:
+    """What to do about a file that cannot be opened."""
+    if isinstance(error, PermissionError):
+        return "Give yourself the right to read it (chmod u+r, and u+x on its folders)."
+    if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
+        return "Check the path."
+    return "Check the disk it lies on."
+
+
 def suggestion(word: str, known: Sequence[str]) -> str:
     """'did you mean …?' for a word close to a known one, else 'known: …'."""
     from difflib import get_close_matches

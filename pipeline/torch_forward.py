@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import MeasurementError, PipelineError
-from pipeline.files import new_folder, read_json, write_json
+from pipeline.files import new_folder, read_array, read_object, write_json
 from pipeline.logits import Head, logprob_of, shifted_logits
 from pipeline.models import spec_of
 from pipeline.progress import Advance, silent
@@ -128,13 +128,21 @@ def reference_meta(source: SourceIdentity, windows: Windows) -> dict[str, Any]:
 
 
 def load_reference(folder: Path, checkpoint: Checkpoint) -> Reference:
-    """A reference that `write_reference` left; its head comes from the checkpoint."""
-    return Reference(
-        np.load(folder / "hidden.npy", mmap_mode="r"),
-        np.load(folder / "logprobs.npy"),
-        head_of(checkpoint),
-        read_json(folder / "meta.json"),
-    )
+    """A reference that `write_reference` left; its head comes from the checkpoint.
+
+    Raises:
+        MeasurementError: none there, or a broken one.
+    """
+    meta = read_object(folder / "meta.json", MeasurementError)
+    hidden = read_array(folder / "hidden.npy", MeasurementError, mapped=True)
+    logprob = read_array(folder / "logprobs.npy", MeasurementError)
+    head = head_of(checkpoint)
+    if hidden.shape != (*logprob.shape, head.weight.shape[1]) or not isinstance(meta.get("source"), dict):
+        raise MeasurementError(
+            f"{folder} holds no reference of {checkpoint.name}: hidden states {list(hidden.shape)} beside "
+            f"log-probabilities {list(logprob.shape)}. Remove the folder and run again."
+        )
+    return Reference(hidden, logprob, head, meta)
 
 
 def _target_logprob(logits: NDArray[np.float32], targets: NDArray[np.int32]) -> NDArray[np.float32]:

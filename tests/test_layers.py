@@ -60,7 +60,11 @@ def test_a_stage_shows_a_mistake_without_a_traceback(
         ("scheme: q4_0", "scheme: q4_0, evaluate: {kv_type: q8_0}", "kv_type q8_0 needs flash attention"),
         ("scheme: q4_0", "path: absent.gguf", "absent.gguf is not a file"),
         ("format: gguf", "format: ggfu", "format 'ggfu' does not exist; did you mean 'gguf'?"),
-        ("revision: null", "revision: abc", "revision is 'abc', but assets/qwen3-tiny is a folder: only a Hub id has revisions."),
+        (
+            "revision: null",
+            "revision: abc",
+            "revision is 'abc', but assets/qwen3-tiny is a folder: only a Hub id has revisions.",
+        ),
     ],
 )
 def test_fetch_refuses_what_later_stages_would(old: str, new: str, message: str, project: Path) -> None:

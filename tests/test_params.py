@@ -231,7 +231,10 @@ def test_each_variant_asks_for_a_scheme_or_a_file(tmp_path: Path) -> None:
         ({"format": "gguf", "scheme": "q4_0", "path": "a.gguf"}, "variants.b needs either a scheme to build or"),
         ({"format": "gguf", "path": "a.gguf", "types": {"attn_v": "q8_0"}}, "variants.b has types, but no scheme"),
         ({"format": "gguf", "scheme": "q4_0", "types": {"attn_v": 8}}, "variants.b.types.attn_v must be text, found 8"),
-        ({"format": "gguf", "scheme": "q4_0", "evaluate": {"kv": "q8_0"}}, "unknown key 'variants.b.evaluate.kv'; known: threads"),
+        (
+            {"format": "gguf", "scheme": "q4_0", "evaluate": {"kv": "q8_0"}},
+            "unknown key 'variants.b.evaluate.kv'; known: threads",
+        ),
         ({"format": "gguf", "scheme": "q4_0", "evaluate": {"threads": -1}}, "variants.b.evaluate.threads must be 0 or"),
     ],
 )

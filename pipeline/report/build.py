@@ -19,8 +19,9 @@ from pipeline.report.plots import draw
 def build(names: Sequence[str], root: Path = Path()) -> dict[str, Any]:
     """Write measurements.json, pareto.md, pareto.png and pareto.csv below `root`; returns the measurements."""
     measurements = gather(names, root)
+    text = render(measurements, names)
     write_json(root / paths.MEASUREMENTS, measurements)
-    write_text(root / paths.PARETO_MD, render(measurements, names))
+    write_text(root / paths.PARETO_MD, text)
     with new_file(root / paths.PARETO_PNG) as partial:
         draw(measurements, partial)
     write_text(root / paths.PARETO_CSV, _csv(measurements["variants"]))

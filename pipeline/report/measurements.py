@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from pipeline.errors import MeasurementError
 from pipeline.files import read_object
 
 KLD = ("mean", "median", "p99", "p99_9")
+NUMBERS = {"value", "low", "high", "size_bytes", "bits_per_weight", "bits_per_byte", "windows", "scored_tokens"}
 
 
 def gather(variants: Iterable[str], root: Path = Path()) -> dict[str, Any]:
@@ -21,6 +24,11 @@ def gather(variants: Iterable[str], root: Path = Path()) -> dict[str, Any]:
     Raises:
         MeasurementError: figures that do not belong together: of another artifact, corpus or checkpoint.
     """
+    with _as_left("reference, machine or settings"):
+        return _gather(variants, root)
+
+
+def _gather(variants: Iterable[str], root: Path) -> dict[str, Any]:
     reference = read_object(root / paths.REFERENCE / "meta.json")
     speed = read_object(root / paths.SPEED)
     identity = {key: value for key, value in reference.items() if key != "engine"}
@@ -31,8 +39,10 @@ def gather(variants: Iterable[str], root: Path = Path()) -> dict[str, Any]:
             artifact = read_object(root / paths.variant(name) / "artifact.json")
             quality = read_object(root / paths.quality(name))
             timed = speed["variants"].get(name, {})
-            _check(name, artifact, quality, timed, identity)
-            measured[name] = _variant(artifact, quality, timed)
+            with _as_left(name):
+                _check(name, artifact, quality, timed, identity)
+                measured[name] = _variant(artifact, quality, timed)
+                _check_numbers(measured[name], name)
             reference_ppl = quality["reference_ppl"]
     return {
         "reference": {"ppl": reference_ppl, "engine": reference["engine"]},
@@ -42,6 +52,29 @@ def gather(variants: Iterable[str], root: Path = Path()) -> dict[str, Any]:
         "timing": {key: value for key, value in speed["settings"].items() if key != "prompt_lengths"},
         "variants": measured,
     }
+
+
+@contextmanager
+def _as_left(what: str) -> Iterator[None]:
+    """A file that lacks a key, or has something else there, as an error of ours."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError) as error:
+        raise MeasurementError(
+            f"the figures of {what} are not as this version writes them ({type(error).__name__}: {error}). "
+            "Run dvc repro; where it finds nothing to do, remove artifacts/ first."
+        ) from error
+
+
+def _check_numbers(figure: Any, where: str) -> None:
+    """Each value is a number, each bound one or absent."""
+    if not isinstance(figure, dict):
+        return
+    for key, value in figure.items():
+        number = type(value) in {int, float} and math.isfinite(value)
+        if key in NUMBERS and not number and (value is not None or key not in {"low", "high"}):
+            raise TypeError(f"{where}: {key} is {value!r}, expected a number")
+        _check_numbers(value, f"{where}: {key}")
 
 
 def _check(
