@@ -27,7 +27,9 @@ def text_path(name: str, path: str | Path | None) -> Path:
     if (name == "file") != (path is not None):
         raise CorpusError("corpus: `file` needs a path to a UTF-8 text, `sample` takes none.")
     found = SAMPLE_TEXT if path is None else Path(path)
-    if not found.is_file():
+    with reading(found, CorpusError):
+        is_file = found.is_file()
+    if not is_file:
         raise CorpusError(f"corpus: {found} is not a file. Give the path of a UTF-8 text.")
     return found
 

@@ -255,7 +255,9 @@ def cached_sha256(paths: list[Path]) -> dict[Path, str]:
         with reading(memory):
             known: dict[str, Any] = read_object(memory) if memory.exists() else {}
     except PipelineError as error:
-        raise PipelineError(f"{error}\nIt only saves time: delete it.") from error
+        raise PipelineError(
+            f"{error}\nIt only saves time: delete it, or set XDG_CACHE_HOME to another folder."
+        ) from error
     digests: dict[Path, str] = {}
     fresh: dict[str, str] = {}
     for path in paths:

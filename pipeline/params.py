@@ -10,7 +10,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from pipeline.errors import ParamsError, suggestion
+from pipeline.errors import ParamsError, suggestion, unreadable
 from pipeline.types import Limits, mix_name
 
 
@@ -121,9 +121,10 @@ def load(path: Path) -> Params:
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ParamsError(f"{path} cannot be read: {error.strerror}. Run this in the project's folder.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ParamsError(f"{path} is not valid YAML: {error}") from error
+        hint = "Run this in the project's folder." if isinstance(error, FileNotFoundError) else unreadable(error)
+        raise ParamsError(f"{path} cannot be read: {error.strerror}. {hint}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or a date that is none
+        raise ParamsError(f"{path} is not valid YAML: {error}. Correct it, or take the committed one.") from error
     params: Params = parse(raw, Params, "")
     _check_values(params)
     return params

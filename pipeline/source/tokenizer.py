@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import TokenizerError, listed
-from pipeline.files import read_object, sha256
+from pipeline.files import read_object, reading, sha256
 
 SHOWN = 5  # problems of a file: a broken one may have as many as tokens
 
@@ -150,7 +150,8 @@ class Tokenizer:
         file = self.folder / "chat_template.jinja"
         if file.exists():
             try:
-                return file.read_text(encoding="utf-8")
+                with reading(file, TokenizerError):
+                    return file.read_text(encoding="utf-8")
             except UnicodeDecodeError as error:
                 raise TokenizerError(f"{file} is not UTF-8 at byte {error.start}. Fetch it again.") from error
         match self._settings.get("chat_template"):

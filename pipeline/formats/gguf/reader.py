@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ArtifactError
+from pipeline.files import reading
 from pipeline.formats.gguf.header import ARRAY, INT32, STRING
 from pipeline.formats.gguf.kernels import GgufInit, library
 from pipeline.types import Encoding
@@ -130,7 +131,8 @@ def tensors_sha256(tensors: Iterable[StoredTensor]) -> str:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    context = library().gguf_init_from_file(os.fsencode(file), GgufInit(True, None))
+    with reading(file, ArtifactError), file.open("rb"):  # ggml would not say why it cannot
+        context = library().gguf_init_from_file(os.fsencode(file), GgufInit(True, None))
     if not context:
         raise ArtifactError(f"{file} is not a GGUF file that ggml can read, or it is cut short. Fetch it again.")
     try:
