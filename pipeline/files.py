@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -151,12 +151,19 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
-def write_json(path: Path, value: Any) -> None:
-    """A dataclass or plain value as JSON, keys in their order. NaN and infinity are refused: no reader agrees on
-    them.
+def json_text(value: Any) -> str:
+    """A dataclass or plain value as JSON, keys in their order.
+
+    Raises:
+        ValueError: NaN or infinity, on which no two readers agree.
     """
     plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-    write_text(path, json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    return json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_json(path: Path, value: Any) -> None:
+    """See json_text."""
+    write_text(path, json_text(value))
 
 
 def read_json(path: Path, error: type[PipelineError] = PipelineError) -> Any:
@@ -205,9 +212,10 @@ def _as(kind: Any, value: Any, where: str) -> Any:
     """`value` as a dataclass, a dict of one type, a type or None, or a plain type."""
     if is_dataclass(kind) and isinstance(value, dict):
         hints = get_type_hints(kind)
-        if wrong := [*(hints.keys() - value.keys()), *(value.keys() - hints.keys())]:
+        needed = {field.name for field in fields(kind) if field.default is MISSING}
+        if wrong := [*(needed - value.keys()), *(value.keys() - hints.keys())]:
             raise ValueError(f"{where}: {', '.join(sorted(wrong))} missing or unknown")
-        return cast(Any, kind)(**{key: _as(hints[key], value[key], f"{where}: {key}") for key in hints})
+        return cast(Any, kind)(**{key: _as(hints[key], item, f"{where}: {key}") for key, item in value.items()})
     if isinstance(kind, UnionType):
         return None if value is None else _as(get_args(kind)[0], value, where)
     if get_origin(kind) is dict and isinstance(value, dict):

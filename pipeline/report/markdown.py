@@ -13,8 +13,12 @@ NOT_MEASURED = "not measured"
 
 
 def render(measurements: Mapping[str, Any], names: Sequence[str]) -> str:
-    """The report on the variants `names`, those without a measurement named as such."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    """The report on the variants `names`, those without a measurement named as such.
+
+    Raises:
+        KeyError, TypeError: measurements that are not as `gather` makes them.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
 
     environment = Environment(
         loader=PackageLoader("pipeline.report", "."), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -24,22 +28,26 @@ def render(measurements: Mapping[str, Any], names: Sequence[str]) -> str:
     decodes = sorted({n for v in variants.values() for n in v["decode"]}, key=int)
     on_front = front(variants)
     ordered = sorted((n for n in names if n in variants), key=lambda n: -variants[n]["size_bytes"])
-    return environment.get_template("pareto.md.j2").render(
-        measurements=measurements,
-        identity=measurements["identity"],
-        machine=measurements["machine"],
-        machine_id=short_id(measurements["machine"]),
-        rows=[_row(n, variants[n], lengths, decodes, n in on_front) for n in ordered],
-        missing=[n for n in names if n not in variants],
-        front=on_front,
-        picks=picks(variants),
-        lengths=lengths,
-        decodes=decodes,
-        pick_length=prompt_length(variants),
-        engines=distinct(v["engine"] for v in variants.values()),
-        timing_engines=distinct(v["timing_engine"] for v in variants.values() if v["timing_engine"]),
-        disturbed=any(task["disturbed_rounds"] for v in variants.values() for task in _tasks(v)),
-    )
+    shown = {
+        "measurements": measurements,
+        "identity": measurements["identity"],
+        "machine": measurements["machine"],
+        "machine_id": short_id(measurements["machine"]),
+        "rows": [_row(n, variants[n], lengths, decodes, n in on_front) for n in ordered],
+        "missing": [n for n in names if n not in variants],
+        "front": on_front,
+        "picks": picks(variants),
+        "lengths": lengths,
+        "decodes": decodes,
+        "pick_length": prompt_length(variants),
+        "engines": distinct(v["engine"] for v in variants.values()),
+        "timing_engines": distinct(v["timing_engine"] for v in variants.values() if v["timing_engine"]),
+        "disturbed": any(task["disturbed_rounds"] for v in variants.values() for task in _tasks(v)),
+    }
+    try:
+        return environment.get_template("pareto.md.j2").render(shown)
+    except UndefinedError as error:
+        raise KeyError(str(error)) from error
 
 
 def _row(
