@@ -104,6 +104,7 @@ def load(folder: Path) -> Windows:
             "text_sha256": str(text_sha256),
             "tokenizer_sha256": str(tokenizer_sha256),
             "span_bytes": [*lengths],
-        } if all(type(n) is int for n in lengths) and ids.dtype == np.int32 and ids.shape[:1] == (len(lengths),):
-            return Windows(name, text_sha256, tokenizer_sha256, ids, np.array(lengths, np.int64))
+        } if ids.dtype == np.int32 and ids.ndim == 2 and len(ids) == len(lengths):
+            if all(type(n) is int and 0 <= n < 1 << 63 for n in lengths):
+                return Windows(name, text_sha256, tokenizer_sha256, ids, np.array(lengths, np.int64))
     raise CorpusError(f"{folder} does not hold windows as this version writes them. Remove it and run dvc repro.")

@@ -231,11 +231,11 @@ def read_array(path: Path, error: type[PipelineError] = PipelineError, mapped: b
     Raises:
         error: the file is absent, cut short, or holds something else.
     """
-    import numpy as np
+    from numpy.lib import format as npy  # np.load would open a zip or a pickle too
 
     try:
-        with reading(path, error):
-            array: NDArray[Any] = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+        with reading(path, error), path.open("rb") as file:
+            array: NDArray[Any] = npy.open_memmap(path, mode="r") if mapped else npy.read_array(file)
     except (ValueError, EOFError) as problem:
         raise error(
             f"{path} is no NumPy array, or cut short ({problem}). Remove its folder and run again."

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import MeasurementError, PipelineError
+from pipeline.errors import CheckpointError, MeasurementError, PipelineError
 from pipeline.files import new_folder, read_array, read_object, write_json
 from pipeline.logits import Head, logprob_of, shifted_logits
 from pipeline.models import spec_of
@@ -31,14 +31,20 @@ class TorchRuntime:
         if threads:
             torch.set_num_threads(threads)
         checkpoint.check(spec_of(checkpoint.config))
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            checkpoint.path,
-            dtype=torch.float32,
-            attn_implementation="sdpa",
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-        )
+        try:
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                checkpoint.path,
+                dtype=torch.float32,
+                attn_implementation="sdpa",
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+            )
+        except Exception as error:  # it raises many kinds, mostly of values in config.json
+            raise CheckpointError(
+                f"{checkpoint.path}: transformers {transformers.__version__} cannot load it: "
+                f"{' '.join(str(error).split())}. Correct its config.json, or fetch it again."
+            ) from error
         self._torch = torch
         self._decoder = model.eval().model
         self.head = head_of(checkpoint)
