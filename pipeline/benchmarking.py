@@ -43,7 +43,7 @@ def benchmark_folders(
         runtimes: dict[str, Runtime] = {}
         for name, artifact in loaded.items():
             runtimes[name] = room(artifact.format, "run").open_runtime(
-                folders[name],
+                artifacts.location(folders[name], artifact),
                 artifact,
                 context=context,
                 threads=settings["threads"],

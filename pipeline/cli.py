@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -210,10 +209,10 @@ def gate() -> None:
 
 def _emit(json_file: str | None, value: Any, show: Callable[[], None]) -> None:
     """JSON to standard output instead of the table, or to a file beside it."""
-    from pipeline.files import write_json
+    from pipeline.files import json_text, write_json
 
     if json_file == "-":
-        click.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+        click.echo(json_text(value).encode(), nl=False)  # UTF-8 whatever the terminal has
         return
     show()
     if json_file:

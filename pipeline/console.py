@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from types import FrameType
 from typing import Any
 
@@ -29,6 +30,12 @@ def _shown() -> Iterator[None]:
         if not isinstance(error.filename, str | bytes):
             raise
         raise _BadInput(f"{os.fsdecode(error.filename)}: {error.strerror}. {unreadable(error)}") from error
+
+
+def _print_all() -> None:
+    """A letter that the terminal's encoding lacks, or a path's byte that is no letter, is shown as an escape."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 @contextmanager
@@ -58,6 +65,7 @@ class _BadInput(click.ClickException):
 
 class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
+        _print_all()
         with _stoppable(), _shown():
             return super().invoke(ctx)
 

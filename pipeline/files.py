@@ -152,13 +152,14 @@ def write_text(path: Path, text: str) -> None:
 
 
 def json_text(value: Any) -> str:
-    """A dataclass or plain value as JSON, keys in their order.
+    """A dataclass or plain value as JSON, keys in their order. A path that is no UTF-8 keeps its bytes as escapes.
 
     Raises:
         ValueError: NaN or infinity, on which no two readers agree.
     """
     plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-    return json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return text.encode(errors="backslashreplace").decode()
 
 
 def write_json(path: Path, value: Any) -> None:

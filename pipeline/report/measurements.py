@@ -83,6 +83,7 @@ def _variant(artifact: dict[str, Any], quality: dict[str, Any], timed: dict[str,
     return {
         "format": artifact["format"],
         "scheme": artifact["scheme"],
+        **({"path": artifact["path"]} if artifact.get("path") else {}),  # the gate asks for it
         "size_bytes": artifact["size_bytes"],
         "bits_per_weight": artifact["bits_per_weight"],
         "effective_types": {name: entry["weights"] for name, entry in artifact["effective_types"].items()},

@@ -42,7 +42,8 @@ class Checkpoint:
                 f"{path} is not a folder. Give the folder that holds config.json and model.safetensors."
             )
         self.path = path
-        self.name = path.resolve().name if name is None else name
+        folder_name = os.fsencode(path.resolve().name).decode(errors="replace")  # it may be no UTF-8
+        self.name = folder_name if name is None else name
         self.revision = revision
         self.config: dict[str, Any] = read_object(path / "config.json", CheckpointError)
         _refuse_quantized(path, self.config)
