@@ -83,7 +83,10 @@ class Tokenizer:
                 {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
             ] if not steps[0].get("invert"):
                 return regex
-        raise TokenizerError(f"{self.path}: the pre-tokenizer is not a regex split followed by bytes: {steps!r}.")
+        raise TokenizerError(
+            f"{self.path}: the pre-tokenizer is not a regex split followed by bytes: {steps!r}. "
+            "Only Qwen's kind is read: fetch the checkpoint's own tokenizer.json."
+        )
 
     def vocabulary(self, size: int) -> tuple[list[str], list[Kind]]:
         """Text and kind of each id in [0, size).
@@ -137,7 +140,7 @@ class Tokenizer:
         import tokenizers
 
         try:
-            tokenizer = tokenizers.Tokenizer.from_file(str(self.path))
+            tokenizer = tokenizers.Tokenizer.from_buffer(self.path.read_bytes())
         except Exception as error:  # the library has no class of its own
             raise TokenizerError(f"{self.path}: tokenizers cannot read it ({error}). Fetch it again.") from error
         tokenizer.no_truncation()  # a training run may have saved either
