@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.errors import ArtifactError
-from pipeline.files import new_folder, read_object, sha256, write_json
+from pipeline.files import new_folder, read_as, sha256, write_json
 from pipeline.formats import FILE_FORMAT, room
 from pipeline.models import spec_of
 from pipeline.progress import progress
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.hub import open_checkpoint
-from pipeline.types import Artifact, EffectiveType, SourceIdentity
+from pipeline.types import Artifact
 
 FILE = "artifact.json"
 
@@ -94,13 +94,10 @@ def location(place: Path, artifact: Artifact) -> Path:
 
 
 def _parse(path: Path) -> Artifact:
-    raw = read_object(path, ArtifactError)
-    try:
-        types = {name: EffectiveType(**value) for name, value in raw.pop("effective_types").items()}
-        source = raw.pop("source")
-        return Artifact(source=source and SourceIdentity(**source), effective_types=types, **raw)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{path} is not of this version ({error}). Convert again.") from error
+    artifact = read_as(path, Artifact, ArtifactError)
+    if not artifact.files:
+        raise ArtifactError(f"{path} names no files. Convert again.")
+    return artifact
 
 
 def _again(artifact: Artifact) -> str:

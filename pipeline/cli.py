@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import click
 
 from pipeline import paths
 from pipeline.console import GATE_FAILED, Group
+from pipeline.errors import OutputError
 
 FOLDER = click.Path(path_type=Path)
 
@@ -36,10 +36,25 @@ types_option = click.option(
     callback=_types,
     help="Another type for the tensors of a pattern, over the scheme: attn_v, token_embd, output, … Repeatable.",
 )
+
+
+def _json_file(context: click.Context, option: click.Parameter, given: str | None) -> str | None:
+    """Refused before hours of work whose result could not be written."""
+    from pipeline.files import check_writable
+
+    if given not in {None, "-"}:
+        try:
+            check_writable(Path(str(given)))
+        except OutputError as error:
+            raise click.BadParameter(str(error)) from error
+    return given
+
+
 json_option = click.option(
     "--json",
     "json_file",
-    type=click.Path(dir_okay=False, writable=True, allow_dash=True),
+    type=click.Path(dir_okay=False, allow_dash=True),
+    callback=_json_file,
     help="Write JSON there; - is standard output.",
 )
 
@@ -206,10 +221,10 @@ def gate() -> None:
 
 def _emit(json_file: str | None, value: Any, show: Callable[[], None]) -> None:
     """JSON to standard output instead of the table, or to a file beside it."""
-    from pipeline.files import write_json
+    from pipeline.files import json_text, write_json
 
     if json_file == "-":
-        click.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+        click.echo(json_text(value).encode(), nl=False)  # UTF-8 whatever the terminal has
         return
     show()
     if json_file:

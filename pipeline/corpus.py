@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.errors import CorpusError, suggestion
-from pipeline.files import new_folder, read_json, write_json
+from pipeline.files import new_folder, read_array, read_object, reading, write_json
 from pipeline.paths import SAMPLE_TEXT
 from pipeline.source.tokenizer import Tokenizer
 from pipeline.source.wikitext import wikitext_2
@@ -30,7 +30,9 @@ def text_path(name: str, path: str | Path | None) -> Path:
     if name == "wikitext-2":
         return wikitext_2()
     found = SAMPLE_TEXT if path is None else Path(path)
-    if not found.is_file():
+    with reading(found, CorpusError):
+        is_file = found.is_file()
+    if not is_file:
         raise CorpusError(f"corpus: {found} is not a file. Give the path of a UTF-8 text.")
     return found
 
@@ -39,9 +41,10 @@ def read_text(path: Path) -> tuple[str, str]:
     """The text, its line ends untouched, and the sha256 of its bytes: a copy with other line ends is another corpus.
 
     Raises:
-        CorpusError: not UTF-8, with the offset of the first bad byte.
+        CorpusError: not to be read, or not UTF-8, with the offset of the first bad byte.
     """
-    data = path.read_bytes()
+    with reading(path, CorpusError):
+        data = path.read_bytes()
     try:
         return data.decode("utf-8"), hashlib.sha256(data).hexdigest()
     except UnicodeDecodeError as error:
@@ -91,8 +94,20 @@ def save(windows: Windows, folder: Path) -> None:
 
 
 def load(folder: Path) -> Windows:
-    meta = read_json(folder / "meta.json", CorpusError)
-    ids = np.load(folder / "ids.npy")
-    return Windows(
-        meta["name"], meta["text_sha256"], meta["tokenizer_sha256"], ids, np.array(meta["span_bytes"], dtype=np.int64)
-    )
+    """What `save` left.
+
+    Raises:
+        CorpusError: no corpus there, or a broken one.
+    """
+    meta = read_object(folder / "meta.json", CorpusError)
+    ids = read_array(folder / "ids.npy", CorpusError)
+    match meta:
+        case {
+            "name": str(name),
+            "text_sha256": str(text_sha256),
+            "tokenizer_sha256": str(tokenizer_sha256),
+            "span_bytes": [*lengths],
+        } if ids.dtype == np.int32 and ids.ndim == 2 and len(ids) == len(lengths):
+            if all(type(n) is int and 0 <= n < 1 << 63 for n in lengths):
+                return Windows(name, text_sha256, tokenizer_sha256, ids, np.array(lengths, np.int64))
+    raise CorpusError(f"{folder} does not hold windows as this version writes them. Remove it and run dvc repro.")

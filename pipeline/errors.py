@@ -69,6 +69,15 @@ def common(a: Sequence[object], b: Sequence[object]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
+def unreadable(error: OSError) -> str:
+    """What to do about a file that cannot be opened."""
+    if isinstance(error, PermissionError):
+        return "Give yourself the right to read it (chmod u+r, and u+x on its folders)."
+    if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
+        return "Check the path."
+    return "Check the disk it lies on."
+
+
 def suggestion(word: str, known: Sequence[str]) -> str:
     """'did you mean …?' for a word close to a known one, else 'known: …'."""
     from difflib import get_close_matches

@@ -10,7 +10,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from pipeline.errors import ParamsError, suggestion
+from pipeline.errors import ParamsError, suggestion, unreadable
 from pipeline.types import Limits, mix_name
 
 
@@ -128,9 +128,10 @@ def load(path: Path) -> Params:
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ParamsError(f"{path} cannot be read: {error.strerror}. Run this in the project's folder.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ParamsError(f"{path} is not valid YAML: {error}") from error
+        hint = "Run this in the project's folder." if isinstance(error, FileNotFoundError) else unreadable(error)
+        raise ParamsError(f"{path} cannot be read: {error.strerror}. {hint}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or a date that is none
+        raise ParamsError(f"{path} is not valid YAML: {error}. Correct it, or take the committed one.") from error
     params: Params = parse(raw, Params, "")
     _check_values(params)
     return params
@@ -162,7 +163,10 @@ def _check_values(params: Params) -> None:
         if limits.min_same_top is not None and not 0 <= limits.min_same_top <= 1:
             raise ParamsError(f"params.yaml: min_same_top is a share from 0 to 1, found {limits.min_same_top:g}.")
     if min(params.evaluate.threads, params.benchmark.threads) < 0:
-        raise ParamsError("params.yaml: threads must be 0 (one per physical core) or more.")
+        raise ParamsError(
+            f"params.yaml: threads must be 0 (one per physical core) or more, found "
+            f"{min(params.evaluate.threads, params.benchmark.threads)}."
+        )
     sizes = {
         "corpus.windows": (params.corpus.windows,),
         "corpus.context": (params.corpus.context,),
@@ -171,8 +175,9 @@ def _check_values(params: Params) -> None:
         "benchmark.rounds": (params.benchmark.rounds,),
     }
     for key, values in sizes.items():
-        if any(value is not None and value < 1 for value in values):
-            raise ParamsError(f"params.yaml: {key} must be positive, found {values}.")
+        for value in values:
+            if value is not None and value < 1:
+                raise ParamsError(f"params.yaml: {key} must be positive, found {value}.")
 
 
 def parse(raw: Any, kind: Any, where: str) -> Any:
@@ -213,7 +218,7 @@ def _parse_dataclass(raw: Any, kind: type, where: str) -> Any:
     values = {key: parse(value, hints[key], _join(where, key)) for key, value in raw.items()}
     for f in fields(kind):
         if f.name not in raw and f.default is MISSING and f.default_factory is MISSING:
-            raise ParamsError(f"params.yaml: {_join(where, f.name)} is missing.")
+            raise ParamsError(f"params.yaml: {_join(where, f.name)} is missing. Give it a value.")
     return kind(**values)
 
 

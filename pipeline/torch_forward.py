@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from pipeline import chat as chats
 from pipeline.chat import Chat
-from pipeline.errors import MeasurementError, PipelineError, TokenizerError
-from pipeline.files import new_folder, read_json, write_json
+from pipeline.errors import CheckpointError, MeasurementError, PipelineError, TokenizerError
+from pipeline.files import new_folder, read_array, read_object, write_json
 from pipeline.logits import Head, logprob_of, shifted_logits
 from pipeline.models import spec_of
 from pipeline.progress import Advance, silent
@@ -34,14 +34,20 @@ class TorchRuntime:
         if threads:
             torch.set_num_threads(threads)
         checkpoint.check(spec_of(checkpoint.config))
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            checkpoint.path,
-            dtype=torch.float32,
-            attn_implementation="sdpa",
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-        )
+        try:
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                checkpoint.path,
+                dtype=torch.float32,
+                attn_implementation="sdpa",
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+            )
+        except Exception as error:  # it raises many kinds, mostly of values in config.json
+            raise CheckpointError(
+                f"{checkpoint.path}: transformers {transformers.__version__} cannot load it: "
+                f"{' '.join(str(error).split())}. Correct its config.json, or fetch it again."
+            ) from error
         self._torch = torch
         self._model = model.eval()
         self._decoder = self._model.model
@@ -181,14 +187,21 @@ def reference_meta(source: SourceIdentity, windows: Windows) -> dict[str, Any]:
 
 
 def load_reference(folder: Path, checkpoint: Checkpoint) -> Reference:
-    """A reference that `write_reference` left; its head comes from the checkpoint."""
-    return Reference(
-        np.load(folder / "hidden.npy", mmap_mode="r"),
-        np.load(folder / "logprobs.npy"),
-        head_of(checkpoint),
-        read_json(folder / "meta.json"),
-        chats.load_chat(folder),
-    )
+    """A reference that `write_reference` left; its head comes from the checkpoint.
+
+    Raises:
+        MeasurementError: none there, or a broken one.
+    """
+    meta = read_object(folder / "meta.json", MeasurementError)
+    hidden = read_array(folder / "hidden.npy", MeasurementError, mapped=True)
+    logprob = read_array(folder / "logprobs.npy", MeasurementError)
+    head = head_of(checkpoint)
+    if hidden.shape != (*logprob.shape, head.weight.shape[1]) or not isinstance(meta.get("source"), dict):
+        raise MeasurementError(
+            f"{folder} holds no reference of {checkpoint.name}: hidden states {list(hidden.shape)} beside "
+            f"log-probabilities {list(logprob.shape)}. Remove the folder and run again."
+        )
+    return Reference(hidden, logprob, head, meta, chats.load_chat(folder))
 
 
 def _target_logprob(logits: NDArray[np.float32], targets: NDArray[np.int32]) -> NDArray[np.float32]:

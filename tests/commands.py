@@ -14,7 +14,7 @@ def run(*arguments: object) -> Result:
 
 def succeeded(*arguments: object) -> Result:
     result = run(*arguments)
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 0, result.output or repr(result.exception)
     return result
 
 

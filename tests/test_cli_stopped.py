@@ -1,4 +1,4 @@
-"""A conversion that is killed or interrupted half way."""
+"""A conversion or a reference that is killed or interrupted half way."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from commands import refused, succeeded
 from support import Shape, config_of, tokenizer_json, write_checkpoint
+
+from pipeline.console import Command
 
 ROOT = Path(__file__).parent.parent
 TEXT = "In the beginning the heath there then held the thin inn. " * 40
@@ -109,6 +113,74 @@ def test_ctrl_c_leaves_nothing(large: Path, tmp_path: Path) -> None:
         assert process.returncode == 1
     assert said.strip() == "Aborted!"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_a_process_leaves_nothing(number: signal.Signals, large: Path, tmp_path: Path) -> None:
+    """CI cancels by SIGTERM, a closed terminal by SIGHUP."""
+    with converting(large, tmp_path / "out") as process:
+        process.send_signal(number)
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 128 + number
+    assert said == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nohup_still_ignores_a_closed_terminal_and_handlers_are_put_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    seen: list[object] = []
+
+    @click.command(cls=Command)
+    def command() -> None:
+        seen.extend(signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP))
+
+    try:
+        assert CliRunner().invoke(command).exit_code == 0
+        assert seen[0] not in {signal.SIG_DFL, signal.SIG_IGN}
+        assert seen[1] is signal.SIG_IGN
+        assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGHUP)) == (before, signal.SIG_IGN)
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+HALF_A_REFERENCE = """
+import sys
+from contextlib import nullcontext
+from pipeline import evaluation
+from pipeline.cli import main
+
+def wait(done):
+    print("ready", flush=True)
+    sys.stdin.read()
+
+evaluation.progress = lambda title, total: nullcontext(wait)
+main()
+"""
+
+
+@pytest.mark.slow
+def test_what_a_killed_reference_left_is_removed_at_the_next_start(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    text, made, references = tmp_path / "text", tmp_path / "made", tmp_path / "quantgate" / "references"
+    text.write_text(TEXT)
+    succeeded("convert", source, "--format", "gguf", "--scheme", "q8_0", "--out", made)
+    evaluate = ["evaluate", made, "--checkpoint", source, "--corpus", text, "--context", "16", "--windows", "3"]
+    command = [sys.executable, "-c", HALF_A_REFERENCE, *map(str, evaluate)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"  # a window of three is scored
+        process.kill()
+    (partial,) = references.iterdir()
+    assert partial.name.startswith(".")
+    assert [file.name for file in partial.iterdir()] == ["hidden.npy"]
+    succeeded(*evaluate)
+    (whole,) = references.iterdir()
+    assert partial.name == f".{whole.name}.partial"
+    assert {file.name for file in whole.iterdir()} == {"hidden.npy", "logprobs.npy", "meta.json"}
 
 
 @pytest.mark.slow

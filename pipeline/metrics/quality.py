@@ -55,7 +55,8 @@ def score(runtime: Scorer, windows: Windows, reference: Reference, advance: Adva
             if received != windows.context - windows.start:
                 raise MeasurementError(
                     f"window {window}: the runtime gave logits of {received} positions, expected "
-                    f"{windows.context - windows.start}. Its figures would not be comparable."
+                    f"{windows.context - windows.start}. Its figures would not be comparable. "
+                    "This is a defect: please report it."
                 )
             advance(1)
     detect(scores, reference, vocab)
@@ -76,7 +77,8 @@ def _compare_pieces(
 def _check(logits: Logits, vocab: int) -> None:
     if logits.shape[1] != vocab:
         raise MeasurementError(
-            f"the artifact has logits for {logits.shape[1]} tokens, the reference for {vocab}: it is another model's."
+            f"the artifact has logits for {logits.shape[1]} tokens, the reference for {vocab}: it is another model's. "
+            "Give the checkpoint that it was made from."
         )
 
 
@@ -95,7 +97,10 @@ def compare(logits: Logits, expected: Logits, targets: NDArray[np.int64]) -> Com
         kld = (weights * (p - q)).sum(axis=1, dtype=np.float64) / weights.sum(axis=1, dtype=np.float64)
         kld -= (log_sum_p - log_sum_q)[:, 0]
     if not np.isfinite(kld).all():
-        raise MeasurementError("logits are not finite (NaN or infinite): the artifact or its runtime is broken.")
+        raise MeasurementError(
+            "logits are not finite (NaN or infinite): the artifact or its runtime is broken. Convert again; where that "
+            "does not help, take a scheme or KV type with a wider range."
+        )
     same_top = logits.argmax(axis=1) == expected.argmax(axis=1)
     return logprob_of(q, log_sum_q, targets), kld.astype(np.float32), same_top
 
@@ -110,12 +115,14 @@ def detect(scores: Scores, reference: Reference, vocab: int) -> None:
     if abs(nll - math.log(vocab)) < UNIFORM <= abs(expected - math.log(vocab)):
         raise MeasurementError(
             f"logits are uniform: {nll:.4f} nats per token against ln {vocab} = {math.log(vocab):.4f}; "
-            f"the reference has {expected:.4f}. The artifact predicts nothing."
+            f"the reference has {expected:.4f}. The artifact predicts nothing. "
+            "Convert again, or take another scheme."
         )
     if nll > math.log(vocab) > expected:
         raise MeasurementError(
             f"perplexity is above the vocabulary size {vocab}: {nll:.4f} nats per token against ln {vocab} = "
-            f"{math.log(vocab):.4f}; the reference has {expected:.4f}. The artifact is broken."
+            f"{math.log(vocab):.4f}; the reference has {expected:.4f}. The artifact is broken. "
+            "Convert again, or take another scheme."
         )
 
 

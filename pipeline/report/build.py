@@ -9,21 +9,31 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import paths
-from pipeline.files import new_file, write_json, write_text
+from pipeline.files import json_text, new_file, write_text
 from pipeline.report.markdown import render
-from pipeline.report.measurements import gather
+from pipeline.report.measurements import as_written, gather
 from pipeline.report.pareto import prompt_length
 from pipeline.report.plots import draw
 
 
 def build(names: Sequence[str], root: Path = Path()) -> dict[str, Any]:
-    """Write measurements.json, pareto.md, pareto.png and pareto.csv below `root`; returns the measurements."""
-    measurements = gather(names, root)
-    write_json(root / paths.MEASUREMENTS, measurements)
-    write_text(root / paths.PARETO_MD, render(measurements, names))
-    with new_file(root / paths.PARETO_PNG) as partial:
-        draw(measurements, partial)
-    write_text(root / paths.PARETO_CSV, _csv(measurements["variants"]))
+    """Write measurements.json, pareto.md, pareto.png and pareto.csv below `root`; returns the measurements.
+
+    Raises:
+        MeasurementError: figures that do not belong together, or are not as this version writes them; no file of the
+            report is touched then.
+    """
+    with as_written("what the stages left in artifacts/"):
+        measurements = gather(names, root)
+        texts = {
+            paths.MEASUREMENTS: json_text(measurements),
+            paths.PARETO_MD: render(measurements, names),
+            paths.PARETO_CSV: _csv(measurements["variants"]),
+        }
+        with new_file(root / paths.PARETO_PNG) as partial:
+            draw(measurements, partial)
+    for path, text in texts.items():
+        write_text(root / path, text)
     return measurements
 
 

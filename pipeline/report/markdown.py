@@ -13,8 +13,12 @@ from pipeline.report.text import decimals, effective, escaped, megabytes, ranged
 
 
 def render(measurements: Mapping[str, Any], names: Sequence[str]) -> str:
-    """The report on the variants `names`, those without a measurement named as such."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    """The report on the variants `names`, those without a measurement named as such.
+
+    Raises:
+        KeyError, TypeError: measurements that are not as `gather` makes them.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
 
     environment = Environment(
         loader=PackageLoader("pipeline.report", "."), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -25,29 +29,33 @@ def render(measurements: Mapping[str, Any], names: Sequence[str]) -> str:
     notes = _notes(variants)
     ordered = sorted((n for n in names if n in variants), key=lambda n: -variants[n]["size_bytes"])
     shown = {name: variants[name] for name in ordered}
-    return environment.get_template("pareto.md.j2").render(
-        measurements=measurements,
-        identity=measurements["identity"],
-        machine=measurements["machine"],
-        machine_id=short_id(measurements["machine"]),
-        rows=[_row(n, variants[n], length, decodes, n in on_front, notes[n]) for n in ordered],
-        speed_rows=[_speed_row(n, variants[n], lengths, decodes, n in on_front) for n in ordered],
-        missing=[n for n in names if n not in variants],
-        front=on_front,
-        picks=picks(variants),
-        lengths=lengths,
-        decodes=decodes,
-        pick_length=length,
-        cost_columns=COSTS,
-        rate_notes=rate_notes(shown),
-        cost_notes=cost_notes(shown),
-        rounds=max((task["rounds"] for v in shown.values() for _, task in tasks_of(v)), default=0),
-        engines=distinct(v["engine"] for v in variants.values()),
-        timing_engines=distinct(v["timing_engine"] for v in variants.values() if v["timing_engine"]),
-        asked=measurements["reference"]["reply"],
-        replies=[_reply(n, variants[n]["reply"]) for n in ordered if variants[n]["reply"]],
-        reference_reply=_said(measurements["reference"]["reply"]),
-    )
+    context = {
+        "measurements": measurements,
+        "identity": measurements["identity"],
+        "machine": measurements["machine"],
+        "machine_id": short_id(measurements["machine"]),
+        "rows": [_row(n, variants[n], length, decodes, n in on_front, notes[n]) for n in ordered],
+        "speed_rows": [_speed_row(n, variants[n], lengths, decodes, n in on_front) for n in ordered],
+        "missing": [n for n in names if n not in variants],
+        "front": on_front,
+        "picks": picks(variants),
+        "lengths": lengths,
+        "decodes": decodes,
+        "pick_length": length,
+        "cost_columns": COSTS,
+        "rate_notes": rate_notes(shown),
+        "cost_notes": cost_notes(shown),
+        "rounds": max((task["rounds"] for v in shown.values() for _, task in tasks_of(v)), default=0),
+        "engines": distinct(v["engine"] for v in variants.values()),
+        "timing_engines": distinct(v["timing_engine"] for v in variants.values() if v["timing_engine"]),
+        "asked": measurements["reference"]["reply"],
+        "replies": [_reply(n, variants[n]["reply"]) for n in ordered if variants[n]["reply"]],
+        "reference_reply": _said(measurements["reference"]["reply"]),
+    }
+    try:
+        return environment.get_template("pareto.md.j2").render(context)
+    except UndefinedError as error:
+        raise KeyError(str(error)) from error
 
 
 def _row(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,9 @@ def gather(variants: Iterable[str], root: Path = Path()) -> dict[str, Any]:
             artifact = read_object(root / paths.variant(name) / "artifact.json")
             quality = read_object(root / paths.quality(name))
             timed = speed["variants"].get(name, {})
-            _check(name, artifact, quality, timed, identity)
-            measured[name] = _variant(artifact, quality, timed)
+            with as_written(f"artifact.json, quality or speed of {name}"):
+                _check(name, artifact, quality, timed, identity)
+                measured[name] = _variant(artifact, quality, timed)
             reference_ppl = quality["reference_ppl"]
     return {
         "reference": {"ppl": reference_ppl, "engine": reference["engine"], "reply": _reference_reply(root)},
@@ -44,6 +46,22 @@ def gather(variants: Iterable[str], root: Path = Path()) -> dict[str, Any]:
         | {"order": speed["order"]},
         "variants": measured,
     }
+
+
+@contextmanager
+def as_written(what: str) -> Iterator[None]:
+    """A key that a file of the stages lacks, or holds something else than this version writes, as an error of ours.
+
+    Raises:
+        MeasurementError: saying what was read and what failed.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise MeasurementError(
+            f"{what} is not as this version writes it ({type(error).__name__}: {error}). Run dvc repro; where it finds "
+            "nothing to do, remove the files of artifacts/ first."
+        ) from error
 
 
 def _check(

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import CheckpointError, listed
-from pipeline.files import cached_sha256, read_json, read_object
+from pipeline.files import cached_sha256, read_json, read_object, reading
 from pipeline.source.safetensors import BYTES, Stored, pread, read_header
 from pipeline.types import ModelSpec, SourceIdentity, TensorSpec
 
@@ -20,6 +20,11 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SIDE_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 PICKLES = {".bin", ".pt", ".pth", ".ckpt"}
+
+SCALES = "weight_scale_inv"
+"""How the names of FP8 blocks' scales end: one float per 128 x 128 weights."""
+
+NO_FP8 = "They are not read yet: give the bf16 checkpoint that it was made from."
 
 
 class Checkpoint:
@@ -31,22 +36,29 @@ class Checkpoint:
     """
 
     def __init__(self, path: Path, name: str | None = None, revision: str | None = None) -> None:
-        if not path.is_dir():
+        with reading(path, CheckpointError):
+            is_folder = path.is_dir()
+        if not is_folder:
             raise CheckpointError(
                 f"{path} is not a folder. Give the folder that holds config.json and model.safetensors."
             )
         self.path = path
-        self.name = path.resolve().name if name is None else name
+        folder_name = os.fsencode(path.resolve().name).decode(errors="replace")  # it may be no UTF-8
+        self.name = folder_name if name is None else name
         self.revision = revision
         self.config: dict[str, Any] = read_object(path / "config.json", CheckpointError)
         refuse_quantized(path, self.config)
-        names = {file.name for file in path.iterdir() if file.exists()}
-        self.shards = {name: path / name for name in weight_files(path, names, path)}
-        self.tensors = _tensors(path, self.shards)
+        with reading(path, CheckpointError):
+            names = {file.name for file in path.iterdir() if file.exists()}
+            self.shards = {name: path / name for name in weight_files(path, names, path)}
+            self.tensors = _tensors(path, self.shards)
+        _refuse_fp8(path, self.tensors)
         self._descriptors: dict[Path, int] = {}
 
     def __enter__(self) -> Self:
-        self._descriptors = {shard: os.open(shard, os.O_RDONLY) for shard in self.shards.values()}
+        for shard in self.shards.values():
+            with reading(shard, CheckpointError):
+                self._descriptors[shard] = os.open(shard, os.O_RDONLY)
         return self
 
     def __exit__(
@@ -143,10 +155,19 @@ def refuse_quantized(path: Path | str, config: dict[str, Any]) -> None:
     for key in ("quantization_config", "quantization"):
         if found := config.get(key):
             method = found.get("quant_method", "MLX") if isinstance(found, dict) else found
+            if method == "fp8":
+                raise CheckpointError(f"{path}: its weights are FP8 blocks (config.json: {key}, fp8). {NO_FP8}")
             raise CheckpointError(
                 f"{path} is already quantized (config.json: {key}, {method}). Quantizing twice loses quality unseen: "
                 "give the original bf16, f16 or f32 checkpoint."
             )
+
+
+def _refuse_fp8(path: Path, tensors: dict[str, Stored]) -> None:
+    """FP8 blocks that config.json does not speak of: they show in the tensors themselves."""
+    found = [name for name, stored in tensors.items() if stored.dtype.startswith("F8_") or name.endswith(SCALES)]
+    if found:
+        raise CheckpointError(f"{path}: its weights are FP8 blocks ({_some(sorted(found))}). {NO_FP8}")
 
 
 def weight_files(folder: Path, names: Collection[str], source: Path | str) -> list[str]:

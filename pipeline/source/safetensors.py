@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import CheckpointError
+from pipeline.errors import CheckpointError, unreadable
 
 BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 """Bytes per weight of the dtypes that are read."""
@@ -47,8 +47,8 @@ def read_header(path: Path) -> dict[str, Stored]:
                 )
             header = json.loads(file.read(size))
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}. {unreadable(error)}") from error
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: the header is not JSON ({error}). Fetch the file again.") from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{path}: the header is no JSON object. Fetch the file again.")
@@ -56,12 +56,16 @@ def read_header(path: Path) -> dict[str, Stored]:
     return {name: _stored(path, name, entry, 8 + size, length) for name, entry in header.items()}
 
 
-def _stored(path: Path, name: str, entry: dict[str, Any], data: int, length: int) -> Stored:
-    try:
-        dtype, shape = str(entry["dtype"]), tuple(map(int, entry["shape"]))
-        begin, end = map(int, entry["data_offsets"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: the header entry of {name} is malformed: {entry!r}.") from error
+def _stored(path: Path, name: str, entry: Any, data: int, length: int) -> Stored:
+    match entry:
+        case {"dtype": str(dtype), "shape": [*extents], "data_offsets": [begin, end]} if (
+            all(type(number) is int for number in (*extents, begin, end)) and min(extents, default=0) >= 0
+        ):
+            shape = tuple(extents)
+        case _:
+            raise CheckpointError(
+                f"{path}: the header entry of {name} is malformed: {str(entry)[:200]}. Fetch the file again."
+            )
     stored = Stored(path, dtype, shape, data + begin, end - begin)
     if not 0 <= begin <= end <= length - data:
         raise CheckpointError(
@@ -74,19 +78,30 @@ def _stored(path: Path, name: str, entry: dict[str, Any], data: int, length: int
             expected *= extent
         if stored.size != expected:
             raise CheckpointError(
-                f"{path}: {name} {list(shape)} {dtype} needs {expected} bytes, the header gives it {stored.size}."
+                f"{path}: {name} {list(shape)} {dtype} needs {expected} bytes, the header gives it {stored.size}. "
+                "Fetch the file again."
             )
     return stored
 
 
 def pread(descriptor: int, size: int, offset: int) -> bytes:
     """Exactly `size` bytes from `offset`; safe to call from several threads."""
-    data = os.pread(descriptor, size, offset)
+    data = _pread(descriptor, size, offset)
     while len(data) < size:
-        more = os.pread(descriptor, size - len(data), offset + len(data))
+        more = _pread(descriptor, size - len(data), offset + len(data))
         if not more:
             raise CheckpointError(
-                f"a checkpoint file ended at byte {offset + len(data)} while it was read: is it being changed?"
+                f"a checkpoint file ended at byte {offset + len(data)} while it was read: is it being changed? "
+                "Run it again when it is whole."
             )
         data += more
     return data
+
+
+def _pread(descriptor: int, size: int, offset: int) -> bytes:
+    try:
+        return os.pread(descriptor, size, offset)
+    except OSError as error:  # it names no file
+        raise CheckpointError(
+            f"a checkpoint file cannot be read at byte {offset}: {error.strerror}. Check the disk it lies on."
+        ) from error

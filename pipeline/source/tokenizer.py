@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import TokenizerError
-from pipeline.files import read_object, sha256
+from pipeline.errors import TokenizerError, listed
+from pipeline.files import read_object, reading, sha256
+
+SHOWN = 5  # problems of a file: a broken one may have as many as tokens
 
 
 class Kind(IntEnum):
@@ -36,7 +39,7 @@ class Tokenizer:
     """Byte-level BPE as Qwen has it.
 
     Raises:
-        TokenizerError: no tokenizer.json, or another kind of tokenizer.
+        TokenizerError: no tokenizer.json, another kind of tokenizer, or one that contradicts itself.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -51,6 +54,10 @@ class Tokenizer:
                 kind = "another kind of tokenizer"
         if kind != "BPE":
             raise TokenizerError(f"{self.path}: a byte-level BPE is expected, found {kind}. Qwen checkpoints have one.")
+        if problems := [*_problems(self.json)]:
+            raise TokenizerError(
+                f"{self.path} is broken:\n{listed(problems[:SHOWN])}\nFetch it from the checkpoint's own repository."
+            )
 
     @cached_property
     def sha256(self) -> str:
@@ -68,15 +75,18 @@ class Tokenizer:
         Raises:
             TokenizerError: the pre-tokenizer is not one isolating split by a regex, then bytes.
         """
-        steps = self.json.get("pre_tokenizer") or {}
-        steps = steps.get("pretokenizers", [steps])
+        steps = self.json.get("pre_tokenizer")
+        steps = steps.get("pretokenizers", [steps]) if isinstance(steps, dict) else [steps]
         match steps:
             case [
                 {"type": "Split", "pattern": {"Regex": str(regex)}, "behavior": "Isolated"},
                 {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
             ] if not steps[0].get("invert"):
                 return regex
-        raise TokenizerError(f"{self.path}: the pre-tokenizer is not a regex split followed by bytes: {steps!r}.")
+        raise TokenizerError(
+            f"{self.path}: the pre-tokenizer is not a regex split followed by bytes: {steps!r}. "
+            "Only Qwen's kind is read: fetch the checkpoint's own tokenizer.json."
+        )
 
     def vocabulary(self, size: int) -> tuple[list[str], list[Kind]]:
         """Text and kind of each id in [0, size).
@@ -85,7 +95,7 @@ class Tokenizer:
         text.
 
         Raises:
-            TokenizerError: a token's id is not below `size`.
+            TokenizerError: a token's id is not below `size`, or two tokens share an id or a text.
         """
         tokens = [f"[PAD{i}]" for i in range(size)]
         kinds = [Kind.UNUSED] * size
@@ -93,10 +103,19 @@ class Tokenizer:
             self._check(token, i, size)
             tokens[i], kinds[i] = token, Kind.NORMAL
         for added in self.json.get("added_tokens") or []:
-            self._check(added["content"], added["id"], size)
-            tokens[added["id"]] = added["content"]
-            kinds[added["id"]] = Kind.CONTROL if added.get("special") else Kind.USER_DEFINED
+            i, text = added["id"], added["content"]
+            self._check(text, i, size)
+            if kinds[i] is not Kind.UNUSED and tokens[i] != text:
+                self._twice(f"id {i} is that of {tokens[i]!r} and of {text!r}")
+            tokens[i], kinds[i] = text, Kind.CONTROL if added.get("special") else Kind.USER_DEFINED
+        owners = {text: i for i, text in enumerate(tokens)}
+        if len(owners) < size:  # llama.cpp would abort the process
+            i, text = next((i, text) for i, text in enumerate(tokens) if owners[text] != i)
+            self._twice(f"token {text!r} has two ids, {i} and {owners[text]}")
         return tokens, kinds
+
+    def _twice(self, what: str) -> NoReturn:
+        raise TokenizerError(f"{self.path}: {what}. Each needs its own: fetch it from the checkpoint's own repository.")
 
     def _check(self, token: str, i: int, size: int) -> None:
         if not 0 <= i < size:
@@ -121,7 +140,7 @@ class Tokenizer:
         import tokenizers
 
         try:
-            tokenizer = tokenizers.Tokenizer.from_file(str(self.path))
+            tokenizer = tokenizers.Tokenizer.from_buffer(self.path.read_bytes())
         except Exception as error:  # the library has no class of its own
             raise TokenizerError(f"{self.path}: tokenizers cannot read it ({error}). Fetch it again.") from error
         tokenizer.no_truncation()  # a training run may have saved either
@@ -161,13 +180,20 @@ class Tokenizer:
         file = self.folder / "chat_template.jinja"
         if file.exists():
             try:
-                return file.read_text(encoding="utf-8")
+                with reading(file, TokenizerError):
+                    return file.read_text(encoding="utf-8")
             except UnicodeDecodeError as error:
                 raise TokenizerError(f"{file} is not UTF-8 at byte {error.start}. Fetch it again.") from error
-        template = self._settings.get("chat_template")
-        if isinstance(template, list):  # several, by name
-            return next((entry["template"] for entry in template if entry["name"] == "default"), None)
-        return template
+        match self._settings.get("chat_template"):
+            case None | str() as template if _encodable(template or ""):
+                return template
+            case list(several) if all(_named_template(entry) for entry in several):
+                return next((entry["template"] for entry in several if entry["name"] == "default"), None)
+            case other:
+                raise TokenizerError(
+                    f"{self.folder}/tokenizer_config.json: chat_template must be text, or a list of objects with name "
+                    f"and template, found {str(other)[:80]}. Fetch it again."
+                )
 
     def special_ids(self, config: dict[str, Any]) -> SpecialIds:
         """bos, eos and pad: tokenizer_config.json by name, else config.json by id (the first of a list)."""
@@ -189,7 +215,8 @@ class Tokenizer:
         content = token.get("content") if isinstance(token, dict) else token
         if content is not None:
             ids = {added["content"]: added["id"] for added in self.json.get("added_tokens") or []}
-            found = ids.get(content, self.json["model"]["vocab"].get(content))
+            text = content if isinstance(content, str) else None  # anything else is no token
+            found = ids.get(text, self.json["model"]["vocab"].get(text))
             if found is None:
                 raise TokenizerError(
                     f"{self.folder}/tokenizer_config.json: {name}_token {content!r} is not in tokenizer.json. "
@@ -197,9 +224,64 @@ class Tokenizer:
                 )
             return int(found)
         value = config.get(f"{name}_token_id")
-        value = value[0] if isinstance(value, list) else value
-        return None if value is None else int(value)
+        value = next(iter(value), None) if isinstance(value, list) else value
+        if value is None:
+            return None
+        size = config.get("vocab_size", math.inf)
+        if not _is_id(value) or value >= size:
+            raise TokenizerError(
+                f"{self.folder}/config.json: {name}_token_id must be an id below the vocab_size of {size}, found "
+                f"{value!r}. Correct it, or set it to null."
+            )
+        return int(value)
 
     def _side(self, name: str) -> dict[str, Any]:
         path = self.folder / name
         return read_object(path, TokenizerError) if path.exists() else {}
+
+
+def _problems(tokenizer: dict[str, Any]) -> Iterator[str]:
+    """What contradicts itself in the parts that are read here."""
+    vocab, merges, added = (
+        *(tokenizer["model"][key] for key in ("vocab", "merges")),
+        tokenizer.get("added_tokens") or [],
+    )
+    wrong = [f"{token!r}: {i!r}" for token, i in vocab.items() if not _is_id(i)]
+    yield from (f"model.vocab gives a token something else than an id: {entry}" for entry in wrong)
+    if not wrong:
+        owners: dict[int, str] = {}
+        for token, i in vocab.items():
+            if owners.setdefault(i, token) != token:
+                yield f"model.vocab gives the id {i} to two tokens, {owners[i]!r} and {token!r}"
+    for merge in merges:
+        parts = merge.split(" ") if isinstance(merge, str) else merge
+        if not (isinstance(parts, list) and len(parts) == 2 and all(isinstance(part, str) for part in parts)):
+            yield f"model.merges: expected two tokens, found {merge!r}"
+        elif absent := [text for text in (*parts, "".join(parts)) if text not in vocab]:
+            yield f"model.merges: {merge!r} needs {absent[0]!r}, which is not in model.vocab"
+    if not _encodable("".join(vocab)):
+        yield "model.vocab has a token with half a character, a lone surrogate"
+    if not isinstance(added, list):
+        yield f"added_tokens: expected a list, found {str(added)[:80]}"
+        return
+    for entry in added:
+        match entry:
+            case {"content": str(content), "id": i} if _is_id(i) and _encodable(content):
+                continue
+        yield f"added_tokens: expected an object with content and id, found {str(entry)[:80]}"
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _encodable(text: str) -> bool:
+    """Whether it has a UTF-8 form: JSON may hold half a surrogate pair."""
+    return text.encode(errors="ignore").decode() == text
+
+
+def _named_template(entry: object) -> bool:
+    match entry:
+        case {"name": str(), "template": str(template)}:
+            return _encodable(template)
+    return False

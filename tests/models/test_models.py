@@ -212,7 +212,7 @@ def test_every_missing_key_is_listed() -> None:
 def test_a_size_that_is_no_positive_integer_is_refused(value: object) -> None:
     with pytest.raises(CheckpointError, match="hidden_size: missing or not a positive integer") as caught:
         spec_of(QWEN2_5_0_5B | {"hidden_size": value})
-    assert str(caught.value).count("\n") == 1  # and no other
+    assert str(caught.value).count("\n  - ") == 1  # and no other
 
 
 def test_all_kinds_of_problems_are_one_error() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from figures import ENGINE, IDENTITY, MACHINE, TIMING, TIMING_ENGINE, figure, rows_of
+from mutations import GONE, changed, outcome
 
 from pipeline import paths
 from pipeline.errors import MeasurementError
@@ -225,3 +226,26 @@ def test_the_same_measurements_give_the_same_bytes(tmp_path: Path) -> None:
     build(["a", "b", "absent"], tmp_path)
     assert [(tmp_path / file).read_bytes() for file in files] == first
     assert [row["variant"] for row in csv_rows(tmp_path)] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "file", [paths.REFERENCE / "meta.json", paths.SPEED, paths.quality("a"), paths.variant("a") / "artifact.json"]
+)
+def test_files_with_wrong_values_are_refused_or_shown(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a report that is refused leaves the old one whole."""
+    monkeypatch.setattr("pipeline.report.build.draw", lambda measurements, path: path.write_bytes(b"picture"))
+    leave(tmp_path, ["a"])
+    whole = json.loads((tmp_path / file).read_text())
+    reports = [tmp_path / path for path in (paths.MEASUREMENTS, paths.PARETO_MD, paths.PARETO_CSV, paths.PARETO_PNG)]
+    refused = 0
+    for label, broken in changed(whole, (GONE, "x")):
+        for report in reports:
+            report.parent.mkdir(exist_ok=True)
+            report.write_text("old")
+        (tmp_path / file).write_text(json.dumps(broken))
+        if outcome(f"{file}: {label}", lambda: build(["a"], tmp_path)) == "refused":
+            assert [report.read_text() for report in reports] == ["old"] * 4, label
+            refused += 1
+    assert refused > 9

@@ -196,27 +196,73 @@ def test_a_null_quantization_config_is_no_quantization(tmp_path: Path) -> None:
         checkpoint.check(spec_of(checkpoint.config))
 
 
-def with_fp8(path: Path, tensors: dict[str, np.ndarray], fp8: str) -> None:
-    """model.safetensors in F32, but one tensor in FP8."""
+# Weights of other dtypes
+
+
+def with_dtype(path: Path, tensors: dict[str, np.ndarray], dtypes: dict[str, tuple[str, int]]) -> None:
+    """model.safetensors in F32, but for the tensors whose dtype and bytes per weight are given."""
     header, blobs, offset = {}, [], 0
     for name, weights in tensors.items():
-        blob = b"\x38" * weights.size if name == fp8 else weights.astype("<f4").tobytes()
-        dtype = "F8_E4M3" if name == fp8 else "F32"
+        dtype, size = dtypes.get(name, ("F32", 4))
+        blob = weights.astype("<f4").tobytes() if dtype == "F32" else b"\x38" * size * weights.size
         header[name] = {"dtype": dtype, "shape": list(weights.shape), "data_offsets": [offset, offset + len(blob)]}
         blobs.append(blob)
         offset += len(blob)
     (path / "model.safetensors").write_bytes(raw_file(json.dumps(header).encode(), b"".join(blobs)))
 
 
-def test_an_fp8_tensor_is_refused(tmp_path: Path) -> None:
+UP = "model.layers.0.mlp.up_proj.weight"
+
+
+def test_a_tensor_of_another_dtype_is_refused(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "c")
-    with_fp8(path, random_tensors(Shape()), "model.layers.0.mlp.up_proj.weight")
-    assert "model.layers.0.mlp.up_proj.weight: dtype F8_E4M3 is not read, only F32, F16, BF16" in problems_of(path)
+    with_dtype(path, random_tensors(Shape()), {UP: ("F64", 8)})
+    assert f"{UP}: dtype F64 is not read, only F32, F16, BF16" in problems_of(path)
 
 
-def test_an_fp8_embedding_beside_a_tied_head_is_refused(tmp_path: Path) -> None:
+def test_an_embedding_of_another_dtype_beside_a_tied_head_is_refused(tmp_path: Path) -> None:
     tensors = random_tensors(Shape())
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     path = write_checkpoint(tmp_path / "c")
-    with_fp8(path, tensors, "model.embed_tokens.weight")
-    assert "model.embed_tokens.weight: dtype F8_E4M3 is not read" in problems_of(path)
+    with_dtype(path, tensors, {"model.embed_tokens.weight": ("F64", 8)})
+    assert "model.embed_tokens.weight: dtype F64 is not read" in problems_of(path)
+
+
+NO_FP8 = "They are not read yet: give the bf16 checkpoint that it was made from."
+
+
+def fp8_checkpoint(path: Path, config: dict[str, Any] | None = None) -> Path:
+    """Every matrix of the layers in FP8, with the scale of each block of 128 x 128, as Qwen3-0.6B-FP8 has them."""
+    write_checkpoint(path, config=config)
+    tensors = random_tensors(Shape())
+    matrices = [name for name, weights in tensors.items() if weights.ndim == 2 and "layers" in name]
+    for name in matrices:
+        rows, columns = tensors[name].shape
+        tensors[f"{name}_scale_inv"] = np.ones((-(-rows // 128), -(-columns // 128)), np.float32)
+    with_dtype(path, tensors, dict.fromkeys(matrices, ("F8_E4M3", 1)))
+    return path
+
+
+def test_fp8_blocks_that_the_config_names_are_refused_in_one_line(tmp_path: Path) -> None:
+    quantization = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+    path = fp8_checkpoint(tmp_path / "c", {"quantization_config": quantization})
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoint(path)
+    assert str(caught.value) == f"{path}: its weights are FP8 blocks (config.json: quantization_config, fp8). {NO_FP8}"
+
+
+def test_fp8_blocks_that_the_config_does_not_name_are_refused_in_one_line(tmp_path: Path) -> None:
+    path = fp8_checkpoint(tmp_path / "c")
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoint(path)
+    first = [f"model.layers.0.mlp.{name}_proj.weight" for name in ("down", "gate")]
+    named = f"{first[0]}, {first[0]}_scale_inv, {first[1]} and 25 more"  # of 14 matrices and their scales
+    assert str(caught.value) == f"{path}: its weights are FP8 blocks ({named}). {NO_FP8}"
+
+
+@pytest.mark.parametrize("dtype", ["F8_E4M3", "F8_E5M2"])
+def test_a_single_fp8_tensor_is_refused(dtype: str, tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "c")
+    with_dtype(path, random_tensors(Shape()), {UP: (dtype, 1)})
+    with pytest.raises(CheckpointError, match=rf"FP8 blocks \({UP}\)\. They are not read yet"):
+        Checkpoint(path)

@@ -355,7 +355,7 @@ def test_a_chat_template_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 
 def test_what_the_library_cannot_read_is_refused(tmp_path: Path) -> None:
     content = tokenizer_json()
-    content["model"]["merges"].append(["no", "token"])
+    content["normalizer"] = {"type": "Unheard"}
     with pytest.raises(TokenizerError, match=r"tokenizer\.json: tokenizers cannot read it \(.*\)\. Fetch it again"):
         write(tmp_path / "t", content).encode("the")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -82,7 +83,7 @@ def load_model(path: Path, **settings: Any) -> Any:
     params = cpp.llama_model_default_params()
     for name, value in settings.items():
         setattr(params, name, value)
-    model = cpp.llama_model_load_from_file(str(path).encode(), params)
+    model = cpp.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
         raise ArtifactError(f"llama.cpp cannot load {path}:\n{last_words()}")
     return model

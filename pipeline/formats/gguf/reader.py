@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ArtifactError
+from pipeline.files import reading
 from pipeline.formats.gguf.header import ARRAY, INT32, STRING
 from pipeline.formats.gguf.kernels import GgufInit, library, words
 from pipeline.types import Encoding
@@ -136,7 +137,7 @@ def tensors_sha256(tensors: Iterable[StoredTensor]) -> str:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    with words() as said:
+    with reading(file, ArtifactError), file.open("rb"), words() as said:  # ggml would not say why it cannot open it
         context = library().gguf_init_from_file(os.fsencode(file), GgufInit(True, None))
     if not context:
         why = "".join(f"  ggml: {line}\n" for line in said[:1])

@@ -150,6 +150,22 @@ def test_yarn_gives_the_same_keys_however_it_is_written(config: dict[str, Any], 
     }
 
 
+def test_yarn_gives_the_same_bytes_however_it_is_written(tmp_path: Path) -> None:
+    """Not only the rope keys: nothing else of the file depends on the spelling."""
+    spellings: list[dict[str, Any]] = [
+        {"rope_scaling": {"type": "yarn", **YARN}},
+        {"rope_scaling": {"rope_type": "yarn", **YARN}},
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, **YARN}},
+    ]
+    files = []
+    for i, config in enumerate(spellings):
+        source = write_checkpoint(tmp_path / str(i) / "c", config=config)  # of one name, which the file holds
+        files.append(convert(source, "q8_0", tmp_path / f"out-{i}")[0].read_bytes())
+    assert len(set(files)) == 1
+    plain, _ = convert(write_checkpoint(tmp_path / "plain" / "c"), "q8_0", tmp_path / "out")
+    assert plain.read_bytes() != files[0]
+
+
 @pytest.mark.parametrize("beta", [{"beta_fast": 16.0}, {"beta_slow": 2.0}])
 def test_yarn_betas_that_llama_cpp_does_not_read_are_refused(beta: dict[str, float], tmp_path: Path) -> None:
     """It reads `rope.scaling.yarn_beta_*` for grok and mistral3 only: a Qwen with other betas runs wrong unseen."""
