@@ -201,8 +201,13 @@ def test_the_stages_of_a_project(source: Path, tmp_path: Path, monkeypatch: pyte
     (tmp_path / "reports").mkdir()
     (tmp_path / "reports" / "measurements.json").write_text(json.dumps({"variants": {}}))
     with full_after(100):
+        result = CliRunner().invoke(fetch.main, [])
+        assert result.exit_code == 2
+        assert "artifacts/source.json cannot be written" in " ".join(result.stderr.split())
+    assert CliRunner().invoke(fetch.main, []).exit_code == 0
+    fetched = {f"artifacts/{name}.json" for name in ("source", "builds", "text")}
+    with full_after(100):
         for stage, arguments, path in (
-            (fetch, [], "artifacts/source.json"),
             (corpus, [], "artifacts/corpus"),
             (convert, ["q8"], "artifacts/variants/q8"),
             (gate, [], "reports/gate.json"),
@@ -211,5 +216,5 @@ def test_the_stages_of_a_project(source: Path, tmp_path: Path, monkeypatch: pyte
             assert result.exit_code == 2, path
             assert f"{path} cannot be written" in " ".join(result.stderr.split())
     left = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
-    assert left == {"params.yaml", "reports/measurements.json"}
+    assert left == {"params.yaml", "reports/measurements.json", *fetched}
     assert not [path for path in tmp_path.rglob("*.partial*")]

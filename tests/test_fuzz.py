@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,10 +128,11 @@ def test_every_part_of_the_tokenizer_with_wrong_values(tmp_path: Path) -> None:
         if result == "works":
             result = outcome(label, lambda: Tokenizer(folder).encode("the inn"), TokenizerError)
         if result == "works":
-            artifact.convert(folder, "gguf", "q8_0", tmp_path / f"out-{sum(counts.values())}")
+            out = tmp_path / f"out-{sum(counts.values())}"  # llama.cpp may read another tokenizer otherwise
+            result = outcome(label, partial(artifact.convert, folder, "gguf", "q8_0", out), TokenizerError)
         counts[result] += 1
     assert counts["refused"] > 200
-    assert counts["works"] > 50
+    assert counts["works"] > 30
 
 
 @pytest.mark.parametrize(

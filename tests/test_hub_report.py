@@ -11,7 +11,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from datasets_folder import rows_of, write_dataset
-from figures import MACHINE, TIMING, TIMING_ENGINE, figure
+from figures import MACHINE, TIMING, TIMING_ENGINE, drift, figure
 from hub_server import COMMIT, Hub, files_of, serving, turn_to
 
 from pipeline import paths
@@ -51,7 +51,7 @@ def done(stage: Any, *arguments: str) -> None:
 
 def speed() -> dict[str, Any]:
     """Of the artifacts that lie here."""
-    task = {"seconds": [0.5] * 7, "warm_up_seconds": [0.5, 0.5], "disturbed_rounds": []}
+    task = {"seconds": [0.5] * 7, "warm_up_seconds": [0.5, 0.5], "disturbed_rounds": [], "drift": drift()}
     tasks = {
         "prefill": {"128": task | {"tokens_per_second": figure(256.0, 1.0)}},
         "decode": {"64": task | {"tokens_per_second": figure(128.0, 1.0)}},
@@ -59,7 +59,13 @@ def speed() -> dict[str, Any]:
     files = {name: json.loads((paths.variant(name) / "artifact.json").read_text())["files"] for name in VARIANTS}
     timed = {name: {"artifact": files[name], "engine": TIMING_ENGINE, **tasks} for name in VARIANTS}
     settings = {"prompt_lengths": [128], **TIMING}
-    return {"machine": MACHINE, "power_source": "mains", "settings": settings, "variants": timed}
+    return {
+        "machine": MACHINE,
+        "power_source": "mains",
+        "settings": settings,
+        "order": "interleaved",
+        "variants": timed,
+    }
 
 
 def test_hub_and_disk_end_in_the_same_report(

@@ -7,14 +7,17 @@ float32; other instruction sets move the last digits. `make bench` measures the 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import oracle
 import pytest
 
 from pipeline import artifact, corpus, torch_forward
 from pipeline.evaluation import evaluate
+from pipeline.formats.gguf.schemes import SCHEMES
 from pipeline.models import spec_of
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.tokenizer import Tokenizer
@@ -62,3 +65,24 @@ def test_perplexity_is_that_of_llama_perplexity(
     assert quality["scored_tokens"] == scores.logprob.size == WINDOWS * 255
     assert quality["reference_ppl"] == pytest.approx(29.2470, abs=0.005)
     assert quality["identity"]["ids_sha256"] == reference.meta["ids_sha256"]
+
+
+def test_a_file_of_llama_quantize_scores_as_ours(
+    smollm: Path, windows: Windows, reference: Reference, tmp_path: Path
+) -> None:
+    """Two of the windows: that the scores are the same shows in each token."""
+    few = replace(windows, ids=windows.ids[:2], span_bytes=windows.span_bytes[:2])
+    with Checkpoint(smollm) as checkpoint:
+        meta = reference.meta | torch_forward.reference_meta(checkpoint.identity(), few)
+    kept = replace(reference, hidden=reference.hidden[:2], logprob=reference.logprob[:2], meta=meta)
+    for scheme in ("bf16", "q4_k_m"):
+        artifact.convert(smollm, "gguf", scheme, tmp_path / scheme)
+    theirs = oracle.quantize(tmp_path / "bf16" / "model.gguf", SCHEMES["q4_k_m"].ftype, tmp_path / "theirs.gguf")
+    with Checkpoint(smollm) as checkpoint:
+        given, ours = artifact.load(theirs, checkpoint), artifact.load(tmp_path / "q4_k_m")
+    found, scores = evaluate(theirs, given, few, kept, SETTINGS)
+    expected, ours_scores = evaluate(tmp_path / "q4_k_m", ours, few, kept, SETTINGS)
+    assert found.pop("artifact") != expected.pop("artifact")
+    assert found == expected
+    assert scores.kld.tobytes() == ours_scores.kld.tobytes()
+    assert given.tensors_sha256 == ours.tensors_sha256

@@ -15,6 +15,7 @@ from pipeline.formats.gguf.schemes import Scheme
 from pipeline.source.tokenizer import Tokenizer
 from pipeline.types import ModelSpec, Rope
 
+DEFAULT_EOS = 11  # of llama.cpp for a byte-level BPE (llama-vocab.cpp)
 QUANTIZATION_VERSION = 2  # GGML_QNT_VERSION
 
 PRE_TOKENIZERS = {
@@ -113,6 +114,11 @@ def _special(tokenizer: Tokenizer, tokens: Sequence[str], config: dict[str, Any]
     """
     special, stops = tokenizer.special_ids(config), tokenizer.stop_ids(config)
     eos = next(iter(stops), None) if special.eos is None else special.eos
+    if eos is None:
+        raise TokenizerError(
+            f"{tokenizer.folder}: no end token is named, and llama.cpp would take id {DEFAULT_EOS}, "
+            f"{tokens[DEFAULT_EOS]!r}: name one as eos_token_id in generation_config.json."
+        )
     others = [i for i in stops if i != eos and not (0 <= i < len(tokens) and tokens[i] in ENDS)]
     named = (("bos", special.bos), ("eos", eos), ("padding", special.pad))
     yield from ((name, value) for name, value in named if value is not None)

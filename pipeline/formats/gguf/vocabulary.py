@@ -88,9 +88,3 @@ def _check_stops(path: Path, vocab: Any, tokenizer: Tokenizer, config: dict[str,
             "on behind it: GGUF has room for three such tokens that are not known by their text. "
             "Check eos_token_id in generation_config.json."
         )
-    if not stops and tokenizer.special_ids(config).eos is None:
-        taken = cpp.llama_vocab_eos(vocab)
-        raise TokenizerError(
-            f"{tokenizer.folder}: no end token is named, and llama.cpp would take {_shown(tokenizer, [taken])}: "
-            "name one as eos_token_id in generation_config.json."
-        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from gguf import GGMLQuantizationType, GGUFReader
@@ -39,11 +40,22 @@ def quantize(source: Path, ftype: int, target: Path, types: Mapping[str, str] | 
 
 def tensors(path: Path) -> dict[str, tuple[str, bytes]]:
     """Type and bytes of every tensor by name, as gguf-py reads them."""
-    return {tensor.name: (tensor.tensor_type.name, tensor.data.tobytes()) for tensor in GGUFReader(path).tensors}
+    return {tensor.name: (tensor.tensor_type.name, tensor.data.tobytes()) for tensor in _read(path).tensors}
 
 
 def field(path: Path, key: str) -> object:
     """The value of one metadata key."""
-    found = GGUFReader(path).get_field(key)
+    found = _read(path).get_field(key)
     assert found is not None, f"{path} has no {key}"
     return found.contents()
+
+
+def _read(path: Path) -> GGUFReader:
+    """gguf-py takes longer to read a header than llama.cpp to write the file: once is enough."""
+    stat = path.stat()
+    return _reader(path, stat.st_mtime_ns, stat.st_ino)
+
+
+@lru_cache(maxsize=4)
+def _reader(path: Path, *stamp: int) -> GGUFReader:
+    return GGUFReader(path)

@@ -142,24 +142,6 @@ def test_two_schemes_that_fall_back_to_the_same_types_have_the_same_tensors(tmp_
     assert made["q2_k"].tensors_sha256 == made["q3_k_s"].tensors_sha256 != made["q4_k_s"].tensors_sha256
 
 
-@pytest.mark.shared
-@pytest.mark.slow
-def test_a_real_model_of_llama_quantize_scores_as_ours(smollm: Path, wikitext: Path, tmp_path: Path) -> None:
-    from pipeline.evaluation import evaluate_place
-
-    for scheme in ("bf16", "q4_k_m"):
-        artifacts.convert(smollm, "gguf", scheme, tmp_path / scheme)
-    text = tmp_path / "text.txt"
-    text.write_text(wikitext.read_text()[:10_000])
-    file = oracle.quantize(tmp_path / "bf16" / "model.gguf", SCHEMES["q4_k_m"].ftype, tmp_path / "theirs.gguf")
-    found, expected = (
-        evaluate_place(place, smollm, str(text), 2, 512, SETTINGS) for place in (file, tmp_path / "q4_k_m")
-    )
-    assert found.pop("artifact") != expected.pop("artifact")
-    assert found == expected
-    assert described(file, smollm).tensors_sha256 == artifacts.load(tmp_path / "q4_k_m").tensors_sha256
-
-
 # what it says of itself
 
 
@@ -254,5 +236,5 @@ def test_an_artifact_json_of_an_earlier_version_is_refused(ours: Callable[[str],
     raw = json.loads((ours("q8_0") / "artifact.json").read_text())
     del raw["tensors_sha256"]
     (tmp_path / "artifact.json").write_text(json.dumps(raw))
-    with pytest.raises(ArtifactError, match=r"is not of this version \(.*tensors_sha256.*\)\. Convert again\."):
+    with pytest.raises(ArtifactError, match=r"is not as this version writes it \(.*tensors_sha256.*\)"):
         artifacts.load(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -85,10 +86,12 @@ def test_every_tensor_equals_llama_quantize(
 
 def check(source: Source, scheme: str, types: Mapping[str, str], scratch: Path) -> dict[str, str]:
     """Both files hold the same tensors, types and bytes; returns the type of each tensor."""
-    with Checkpoint(source.checkpoint) as checkpoint:
+    with Checkpoint(source.checkpoint) as checkpoint, ThreadPoolExecutor(1) as beside:
+        ftype, target = SCHEMES[scheme].ftype, scratch / "oracle.gguf"
+        quantized = beside.submit(oracle.quantize, source.base, ftype, target, types)  # both let go of the interpreter
         artifact = write(checkpoint, scheme, scratch, types=types)
+        theirs = quantized.result()
     (file,) = artifact.files
-    theirs = oracle.quantize(source.base, SCHEMES[scheme].ftype, scratch / "oracle.gguf", types)
 
     expected, found = oracle.tensors(theirs), oracle.tensors(scratch / file)
     kinds = {n: kind for n, (kind, _) in found.items()}

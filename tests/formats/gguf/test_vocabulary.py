@@ -271,7 +271,7 @@ def test_more_stop_tokens_than_the_file_can_name_are_refused(tmp_path: Path) -> 
 def test_a_checkpoint_without_an_end_is_refused(tmp_path: Path) -> None:
     """llama.cpp would end replies at token 11, a comma or so."""
     source = write_checkpoint(tmp_path / "c", config={"eos_token_id": None})
-    with pytest.raises(TokenizerError, match=r"no end token is named, and llama\.cpp would take 11 ','"):
+    with pytest.raises(TokenizerError, match=r"no end token is named, and llama\.cpp would take id 11, ','"):
         check(source, tmp_path)
     path = check(generation(source, eos_token_id=[THE]), tmp_path)
     assert oracle.field(path, "tokenizer.ggml.eos_token_id") == THE
