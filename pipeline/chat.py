@@ -13,7 +13,9 @@ from pipeline.files import read_object
 from pipeline.types import Messages, Prompt, Reply
 
 FILE = "reply.json"
-MESSAGES: Messages = [{"role": "user", "content": "What is the capital of France?"}]  # a model that can chat stops soon
+MESSAGES: Messages = [{"role": "user", "content": "Repeat after me: one, two, three."}]
+"""A model that can chat stops soon, and fewer bits hardly sway it: SmolLM2's best logits lead by 0.67 at least."""
+
 LIMIT = 32  # tokens of a reply
 
 

@@ -33,7 +33,7 @@ TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-RENDERED = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+RENDERED = "<|im_start|>user\nRepeat after me: one, two, three.<|im_end|>\n<|im_start|>assistant\n"
 SETTINGS: dict[str, Any] = {"threads": 2, "flash_attention": False, "kv_type": "f32"}
 IM_END = 262
 
@@ -155,7 +155,7 @@ def smollm_f32(smollm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("question", "text", "stopped"),
     [
-        ("What is the capital of France?", "The capital of France is Paris.", "<|im_end|>"),
+        ("Repeat after me: one, two, three.", "One, two, three.", "<|im_end|>"),
         ("What is two plus two?", "Two plus two is a classic math problem that has been debated for centuries. ", None),
     ],
 )

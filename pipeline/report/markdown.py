@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.metrics.machine import short_id
@@ -46,8 +46,8 @@ def render(measurements: Mapping[str, Any], names: Sequence[str]) -> str:
         "rate_notes": rate_notes(shown),
         "cost_notes": cost_notes(shown),
         "rounds": max((task["rounds"] for v in shown.values() for _, task in tasks_of(v)), default=0),
-        "engines": distinct(v["engine"] for v in variants.values()),
-        "timing_engines": distinct(v["timing_engine"] for v in variants.values() if v["timing_engine"]),
+        "engines": distinct({name: v["engine"] for name, v in variants.items()}),
+        "timing_engines": distinct({name: v["timing_engine"] for name, v in variants.items() if v["timing_engine"]}),
         "asked": measurements["reference"]["reply"],
         "replies": [_reply(n, variants[n]["reply"]) for n in ordered if variants[n]["reply"]],
         "reference_reply": _said(measurements["reference"]["reply"]),
@@ -127,10 +127,15 @@ def _speed_row(
     }
 
 
-def distinct(engines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each engine once, in order."""
-    found: list[dict[str, Any]] = []
-    for engine in engines:
-        if engine not in found:
-            found.append(engine)
-    return found
+def distinct(engines: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each engine once, in order; where there are several, `of` names the variants of all but the most common one."""
+    found: list[tuple[dict[str, Any], list[str]]] = []
+    for name, engine in engines.items():
+        names = next((names for known, names in found if known == engine), None)
+        if names is None:
+            found.append((engine, [name]))
+        else:
+            names.append(name)
+    most = max((len(names) for _, names in found), default=0)
+    usual = next((engine for engine, names in found if len(names) == most), None)
+    return [engine | {"of": "" if engine is usual else ", ".join(names)} for engine, names in found]

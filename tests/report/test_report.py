@@ -257,6 +257,13 @@ def test_one_window_is_drawn_without_bars(measurements: dict[str, Any], tmp_path
     assert size_of(tmp_path / "a.png") == (1040, 650)
 
 
+def test_engines_that_differ_name_their_variants(measurements: dict[str, Any]) -> None:
+    measurements["variants"]["small"]["engine"] = ENGINE | {"kv_type": "q8_0"}
+    text = render(measurements, ["big", "small"])
+    assert "- Scored by llama.cpp: b1; AVX2; on cpu, 2 threads, KV cache f16," in text
+    assert "- small: scored by llama.cpp: b1; AVX2; on cpu, 2 threads, KV cache q8_0," in text
+
+
 def test_what_sets_a_variant_apart_is_beside_its_types(measurements: dict[str, Any]) -> None:
     variants = measurements["variants"]
     variants["middle"]["tensors_sha256"] = variants["big"]["tensors_sha256"]

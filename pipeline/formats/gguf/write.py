@@ -69,7 +69,7 @@ def write(
     checkpoint.check(spec)
     planned = plan(spec, scheme)
     _check_disk(folder, sum(p.bytes for p in planned))
-    path = folder / FILE
+    path, source = folder / FILE, checkpoint.identity()
     tokenizer = Tokenizer(checkpoint.path)
     places, length = _write_header(path, checkpoint, tokenizer, spec, scheme, planned)
     _write_tensors(path, checkpoint, places, length, advance)
@@ -86,7 +86,7 @@ def write(
         weights=spec.weights,
         bits_per_weight=bits_per_weight(planned),
         effective_types=effective_types(planned),
-        source=checkpoint.identity(),
+        source=source,
         tools={"llama.cpp": engine.version()},
         platform=f"{platform.system()} {platform.machine()}, {engine.instruction_set()}",
     )
