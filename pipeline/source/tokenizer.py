@@ -47,6 +47,7 @@ class Tokenizer:
         self.path = folder / "tokenizer.json"
         self.json: dict[str, Any] = read_object(self.path, TokenizerError)
         self._settings: dict[str, Any] = self._side("tokenizer_config.json")
+        self._vocabularies: dict[int, tuple[list[str], list[Kind]]] = {}
         match self.json:
             case {"model": {"vocab": dict(), "merges": list(), **model}, "decoder": {"type": "ByteLevel"}}:
                 kind = model.get("type", "BPE")
@@ -89,7 +90,7 @@ class Tokenizer:
         )
 
     def vocabulary(self, size: int) -> tuple[list[str], list[Kind]]:
-        """Text and kind of each id in [0, size).
+        """Text and kind of each id in [0, size); not to be changed, since it is made once.
 
         Ids without a token, as Qwen's embedding has behind its vocabulary, are UNUSED. Special tokens keep their
         text.
@@ -97,6 +98,11 @@ class Tokenizer:
         Raises:
             TokenizerError: a token's id is not below `size`, or two tokens share an id or a text.
         """
+        if size not in self._vocabularies:
+            self._vocabularies[size] = self._vocabulary(size)
+        return self._vocabularies[size]
+
+    def _vocabulary(self, size: int) -> tuple[list[str], list[Kind]]:
         tokens = [f"[PAD{i}]" for i in range(size)]
         kinds = [Kind.UNUSED] * size
         for token, i in self.json["model"]["vocab"].items():
@@ -246,18 +252,20 @@ def _problems(tokenizer: dict[str, Any]) -> Iterator[str]:
         *(tokenizer["model"][key] for key in ("vocab", "merges")),
         tokenizer.get("added_tokens") or [],
     )
-    wrong = [f"{token!r}: {i!r}" for token, i in vocab.items() if not _is_id(i)]
-    yield from (f"model.vocab gives a token something else than an id: {entry}" for entry in wrong)
-    if not wrong:
+    if not {type(i) for i in vocab.values()} <= {int} or min(vocab.values(), default=0) < 0:
+        wrong = [f"{token!r}: {i!r}" for token, i in vocab.items() if not _is_id(i)]
+        yield from (f"model.vocab gives a token something else than an id: {entry}" for entry in wrong)
+    elif len(set(vocab.values())) < len(vocab):
         owners: dict[int, str] = {}
         for token, i in vocab.items():
             if owners.setdefault(i, token) != token:
                 yield f"model.vocab gives the id {i} to two tokens, {owners[i]!r} and {token!r}"
     for merge in merges:
         parts = merge.split(" ") if isinstance(merge, str) else merge
-        if not (isinstance(parts, list) and len(parts) == 2 and all(isinstance(part, str) for part in parts)):
+        if not (type(parts) is list and len(parts) == 2 and type(parts[0]) is type(parts[1]) is str):
             yield f"model.merges: expected two tokens, found {merge!r}"
-        elif absent := [text for text in (*parts, "".join(parts)) if text not in vocab]:
+        elif not (parts[0] in vocab and parts[1] in vocab and parts[0] + parts[1] in vocab):  # 150,000 of them
+            absent = [text for text in (*parts, "".join(parts)) if text not in vocab]
             yield f"model.merges: {merge!r} needs {absent[0]!r}, which is not in model.vocab"
     if not _encodable("".join(vocab)):
         yield "model.vocab has a token with half a character, a lone surrogate"

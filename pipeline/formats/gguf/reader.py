@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ArtifactError
-from pipeline.files import reading
+from pipeline.files import BLOCK, reading
 from pipeline.formats.gguf.header import ARRAY, INT32, STRING
 from pipeline.formats.gguf.kernels import GgufInit, library, words
 from pipeline.types import Encoding
@@ -34,8 +34,6 @@ SPLIT = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf"
 
 NAMES = "Give split files the names that llama-gguf-split gave them."
 SHOWN = 5  # absent parts
-
-CHUNK = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -126,10 +124,10 @@ def tensors_sha256(tensors: Iterable[StoredTensor]) -> str:
     digest = hashlib.sha256()
     for tensor in sorted(tensors, key=lambda tensor: tensor.name):
         digest.update(f"{tensor.name} {tensor.encoding.name} {tensor.size}\n".encode())
-        with tensor.file.open("rb") as file:
+        with tensor.file.open("rb", buffering=0) as file:
             file.seek(tensor.offset)
             left = tensor.size
-            while left and (data := file.read(min(CHUNK, left))):
+            while left and (data := file.read(min(BLOCK, left))):
                 digest.update(data)
                 left -= len(data)
     return digest.hexdigest()

@@ -72,7 +72,10 @@ def write(
     path, source = folder / FILE, checkpoint.identity()
     tokenizer = Tokenizer(checkpoint.path)
     places, length = _write_header(path, checkpoint, tokenizer, spec, scheme, planned)
-    _write_tensors(path, checkpoint, places, length, advance)
+    with ThreadPoolExecutor(1) as beside:
+        loaded = beside.submit(tokenizer.encode, "")  # its library: as long to load as small tensors are to write
+        _write_tensors(path, checkpoint, places, length, advance)
+        loaded.result()
     stored = _read_back(path, places, length)
     with ThreadPoolExecutor() as threads:
         hashes = threads.submit(sha256, path), threads.submit(reader.tensors_sha256, stored)
