@@ -58,7 +58,7 @@ def without_merge(at: int) -> Change:
 
 def swapped(a: int, b: int) -> Change:
     def change(pairs: Pairs, tokenizer: Tokenizer, size: int) -> None:
-        tokens, _ = tokenizer.vocabulary(size)
+        tokens = [*tokenizer.vocabulary(size)[0]]
         tokens[a], tokens[b] = tokens[b], tokens[a]
         pairs["tokenizer.ggml.tokens"] = header.texts(tokens)
 
@@ -67,7 +67,7 @@ def swapped(a: int, b: int) -> Change:
 
 def ordinary(special: str) -> Change:
     def change(pairs: Pairs, tokenizer: Tokenizer, size: int) -> None:
-        tokens, kinds = tokenizer.vocabulary(size)
+        tokens, kinds = ([*part] for part in tokenizer.vocabulary(size))
         kinds[tokens.index(special)] = 1
         pairs["tokenizer.ggml.token_type"] = header.int32s(kinds)
 
