@@ -5,6 +5,7 @@ it they may not be.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -76,3 +77,11 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def measurements() -> dict[str, Any]:
     """measurements.json of four variants, made by hand."""
     return hand_made()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def heard_signals() -> None:
+    """Under nohup or behind & these are ignored, and so they would be in the processes that tests start and stop."""
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
