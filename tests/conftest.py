@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import succeeded
 from figures import hand_made
+from support import Shape, write_checkpoint
 
 ROOT = Path(__file__).parent.parent
+TEXT = "In the beginning the heath there then held the thin inn. " * 40
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -85,3 +88,26 @@ def heard_signals() -> None:
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
+
+
+# For the command line: a small checkpoint, its artifact and a text, one of each for a test file
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("cli") / "source", Shape("qwen3"))
+
+
+@pytest.fixture(scope="module")
+def made(source: Path) -> Path:
+    """A q8_0 artifact of `source`."""
+    out = source.parent / "made-q8_0"
+    succeeded("convert", source, "--format", "gguf", "--scheme", "q8_0", "--out", out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def text(source: Path) -> Path:
+    path = source.parent / "text.txt"
+    path.write_text(TEXT)
+    return path

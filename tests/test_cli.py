@@ -21,27 +21,6 @@ from pipeline.cli import main
 from pipeline.console import BAD_INPUT
 
 ROOT = Path(__file__).parent.parent
-TEXT = "In the beginning the heath there then held the thin inn. " * 40
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("cli") / "source", Shape("qwen3"))
-
-
-@pytest.fixture(scope="module")
-def made(source: Path) -> Path:
-    """A q8_0 artifact of `source`."""
-    out = source.parent / "made-q8_0"
-    succeeded("convert", source, "--format", "gguf", "--scheme", "q8_0", "--out", out)
-    return out
-
-
-@pytest.fixture(scope="module")
-def text(source: Path) -> Path:
-    path = source.parent / "text.txt"
-    path.write_text(TEXT)
-    return path
 
 
 # schemes

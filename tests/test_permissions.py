@@ -11,12 +11,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from commands import refused, succeeded
-from conftest import ROOT
+from commands import refused
+from conftest import ROOT, TEXT
 from rights import WITHOUT, mode, without_privilege
-from support import Shape, write_checkpoint
 
-TEXT = "In the beginning the heath there then held the thin inn. " * 40
 READ_ONLY, NOT_TO_ENTER, NOTHING = 0o555, 0o666, 0o000
 SHORT = ("--windows", "1", "--context", "16")
 
@@ -25,25 +23,6 @@ SHORT = ("--windows", "1", "--context", "16")
 def bound() -> Iterator[None]:
     with without_privilege():
         yield
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("permissions") / "source", Shape("qwen3"))
-
-
-@pytest.fixture(scope="module")
-def made(source: Path) -> Path:
-    out = source.parent / "made"
-    succeeded("convert", source, "--format", "gguf", "--scheme", "q8_0", "--out", out)
-    return out
-
-
-@pytest.fixture(scope="module")
-def text(source: Path) -> Path:
-    path = source.parent / "text.txt"
-    path.write_text(TEXT)
-    return path
 
 
 def said_of(*arguments: object) -> str:
