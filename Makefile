@@ -13,7 +13,7 @@ setup: $(VENV)/.installed
 $(VENV)/.installed: $(REQUIREMENTS)
 	$(PYTHON) -m venv $(VENV)
 	python -m pip install --quiet --upgrade pip
-	python -m pip install --editable '.[gguf,reference,hub,dvc,dev]'
+	python -m pip install --editable '.[gguf,mlx,reference,hub,dvc,dev]'
 	touch $@
 
 pareto: setup

@@ -15,12 +15,16 @@ Messages = Sequence[Mapping[str, str]]
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor that a model_type must have. `name` is Hugging Face's, `shape` is [out, in] or [n]."""
+    """A tensor that a model_type must have. `name` is Hugging Face's, `shape` is [out, in] or [n].
+
+    `dtype` is what a checkpoint stores it as, by safetensors' name: '' where none was looked at.
+    """
 
     name: str
     role: str  # embed, attn_q, attn_q_bias, attn_q_norm, …, ffn_down, attn_norm, ffn_norm, output_norm, head
     layer: int | None
     shape: tuple[int, ...]
+    dtype: str = ""
 
     @property
     def weights(self) -> int:
@@ -42,7 +46,10 @@ class Rope:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """An architecture with its sizes and every tensor it needs, in file order."""
+    """An architecture with its sizes and every tensor it needs, in file order.
+
+    `dtype` is what config.json says the weights are of (bfloat16, float16, float32), None where it says nothing.
+    """
 
     model_type: str
     n_layers: int
@@ -59,6 +66,7 @@ class ModelSpec:
     qkv_bias: bool
     qk_norm: bool
     tensors: tuple[TensorSpec, ...]
+    dtype: str | None = None
 
     @property
     def weights(self) -> int:
@@ -122,7 +130,8 @@ class EffectiveType:
 class Artifact:
     """Weights in a runtime's format, made by quantgate or, where `path` says from where, by others.
 
-    `size_bytes` are the weight files, `bits_per_weight` their tensor data over the weights. `tensors_sha256` is equal
+    `size_bytes` are the weight files, `folder_bytes` all `files`: what has to be shipped to run it. `bits_per_weight`
+    is tensor data over weights. `tensors_sha256` is equal
     where two artifacts hold the same bytes in every tensor. `source` is the checkpoint it was made from, or is
     compared with; None where it was compared with none.
     """
@@ -132,6 +141,7 @@ class Artifact:
     files: dict[str, str]  # name -> sha256
     tensors_sha256: str
     size_bytes: int
+    folder_bytes: int
     weights: int
     bits_per_weight: float
     effective_types: dict[str, EffectiveType]
@@ -255,9 +265,13 @@ class Scorer(Protocol):
 
 
 class Runtime(Scorer, Protocol):
-    """A loaded artifact, which can be timed and spoken to as well. `kv_bytes`: its KV cache, for its whole context."""
+    """A loaded artifact, which can be timed and spoken to as well. `kv_bytes`: its KV cache, for its whole context.
+
+    `native` is the artifact's own runtime where `score` is another one, for a check that both agree; else None.
+    """
 
     kv_bytes: int
+    native: Scorer | None
 
     def prefill(self, ids: NDArray[np.int32]) -> float:
         """Seconds of wall clock to take in `ids` into an empty cache, up to the logits of the last."""

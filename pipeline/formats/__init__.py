@@ -10,7 +10,7 @@ from types import ModuleType
 from pipeline.errors import ParamsError, suggestion
 from pipeline.types import EffectiveType, Planned
 
-FORMATS = ("gguf",)
+FORMATS = ("gguf", "mlx")
 FILE_FORMAT = "gguf"
 """The format of a weight file that is given as such, without a folder."""
 

@@ -20,6 +20,8 @@ SIZES = {
 
 AGAIN = "Fetch the checkpoint again, or correct its config.json."
 
+DTYPES = ("bfloat16", "float16", "float32")
+
 MOST_HEAD_DIM = 1 << 16
 FLOAT32_MAX = 3.4e38
 
@@ -78,6 +80,7 @@ def dense_spec(config: dict[str, Any], *, qkv_bias: bool, qk_norm: bool) -> Mode
         qkv_bias=qkv_bias,
         qk_norm=qk_norm,
         tensors=tuple(_tensors(**sizes, tied=tied, qkv_bias=qkv_bias, qk_norm=qk_norm)),
+        dtype=_dtype(config),
     )
 
 
@@ -142,6 +145,12 @@ def _size_problems(config: dict[str, Any], key: str, most: int) -> Iterator[str]
 
 def _positive(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _dtype(config: dict[str, Any]) -> str | None:
+    """`torch_dtype`, which transformers 5 writes as `dtype`."""
+    found = config.get("torch_dtype") or config.get("dtype")
+    return found if found in DTYPES else None
 
 
 def _number(value: Any) -> TypeGuard[float]:

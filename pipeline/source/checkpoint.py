@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any, Self
@@ -81,6 +82,10 @@ class Checkpoint:
         """A whole tensor in its shape."""
         shape = self.tensors[name].shape
         return self.rows(name, 0, int(np.prod(shape[:-1], initial=1))).reshape(shape)
+
+    def typed(self, spec: ModelSpec) -> ModelSpec:
+        """`spec` with the dtype that each tensor is stored as; `check` comes first."""
+        return replace(spec, tensors=tuple(replace(t, dtype=self.tensors[t.name].dtype) for t in spec.tensors))
 
     def check(self, spec: ModelSpec) -> None:
         """Every tensor of `spec` is here with its shape and a dtype that is read, and nothing else is.

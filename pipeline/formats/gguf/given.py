@@ -47,12 +47,14 @@ def describe(path: Path, checkpoint: Checkpoint | None) -> Artifact:
         Planned(TensorSpec(tensor.name, "", None, tensor.shape), tensor.encoding, "")
         for tensor in found.tensors.values()
     ]
+    size = sum(file.stat().st_size for file in found.files)
     return Artifact(
         format="gguf",
         scheme=_scheme(found),
         files=hashes(path),
         tensors_sha256=reader.tensors_sha256(found.tensors.values()),
-        size_bytes=sum(file.stat().st_size for file in found.files),
+        size_bytes=size,
+        folder_bytes=size,
         weights=sum(p.tensor.weights for p in tensors),
         bits_per_weight=bits_per_weight(tensors),
         effective_types=effective_types(tensors),

@@ -85,6 +85,7 @@ class GgufRuntime:
             self._batch.n_seq_id[i] = 1
             self._batch.seq_id[i][0] = 0
         self._held = 0  # tokens in the cache
+        self.native = None  # it is
         self.kv_bytes = self._kv_bytes(kv_type)
         self.engine = Engine(
             name="llama.cpp",

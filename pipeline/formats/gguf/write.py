@@ -86,6 +86,7 @@ def write(
         files={FILE: hashes[0].result()},
         tensors_sha256=hashes[1].result(),
         size_bytes=length,
+        folder_bytes=length,
         weights=spec.weights,
         bits_per_weight=bits_per_weight(planned),
         effective_types=effective_types(planned),
