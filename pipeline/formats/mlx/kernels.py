@@ -1,0 +1,64 @@
+"""mlx.core's quantization of blocks of rows where MLX is installed, the same bytes by our codec where it is not.
+
+Always on the CPU device: a Mac's GPU may round otherwise, and an artifact has the same bytes on every machine.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from pipeline.formats.mlx import codec
+from pipeline.formats.mlx.schemes import Packing
+from pipeline.types import Encoding
+
+_idle: deque[Any] = deque()
+"""Streams that no thread works with. A stream computes in a thread of its own, which stays until the process ends."""
+
+
+def quantize(weights: codec.Floats, packing: Packing, source: Encoding | None = None) -> codec.Arrays:
+    """As codec.quantize; may be called from several threads at once, which then keep as many cores busy.
+
+    Affine packings are MLX's. It computes the others on the CPU array by array, mxfp4 ten times slower than the codec.
+    """
+    if packing.scale is None or not installed():
+        return codec.quantize(weights, packing, source)
+    import mlx.core as mx
+
+    with _stream() as stream:  # its arithmetic is float32 whatever the source: only scales and biases are narrowed
+        arrays = mx.quantize(mx.array(weights), packing.group, packing.bits, stream=stream)
+        mx.eval(arrays)
+    weight, scales, biases = (np.array(x) for x in arrays)
+    return weight, codec.narrow(scales, packing.scale), codec.narrow(biases, packing.scale)
+
+
+def tools() -> dict[str, str]:
+    """What quantizes here, with versions."""
+    return {name: version(name) for name in (("mlx", "numpy") if installed() else ("numpy",))}
+
+
+@cache
+def installed() -> bool:
+    return find_spec("mlx") is not None and find_spec("mlx.core") is not None  # any folder of that name is a mlx
+
+
+@contextmanager
+def _stream() -> Iterator[Any]:
+    """A stream of the CPU device that no other thread uses meanwhile: work on one stream is done in sequence."""
+    import mlx.core as mx
+
+    try:
+        stream = _idle.pop()
+    except IndexError:
+        stream = mx.new_thread_unsafe_stream(mx.cpu)
+    try:
+        yield stream
+    finally:
+        _idle.append(stream)
