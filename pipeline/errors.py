@@ -37,7 +37,11 @@ class CorpusError(PipelineError):
 
 
 class QuantizationError(PipelineError):
-    pass
+    """`weights`: how many it is about, 0 where they were not counted."""
+
+    def __init__(self, message: str, weights: int = 0) -> None:
+        super().__init__(message)
+        self.weights = weights
 
 
 class OutputError(PipelineError):
@@ -55,6 +59,12 @@ class MeasurementError(PipelineError):
 def listed(problems: Sequence[str]) -> str:
     """Problems as indented lines."""
     return "\n".join(f"  - {problem}" for problem in problems)
+
+
+def some(problems: Sequence[str], what: str, shown: int = 5) -> list[str]:
+    """The first problems of a kind, and how many more there are: a file of another model has hundreds."""
+    more = [f"… and {len(problems) - shown} more {what}"] if len(problems) > shown else []
+    return [*problems[:shown], *more]
 
 
 def difference(expected: str, found: str, around: int = 20) -> str:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
@@ -251,6 +251,19 @@ def sha256(path: Path) -> str:
     with reading(path), path.open("rb", buffering=0) as file:
         while data := file.read(BLOCK):
             digest.update(data)
+    return digest.hexdigest()
+
+
+def sha256_of(ranges: Iterable[tuple[str, Path, int, int]]) -> str:
+    """Hex digest of titles, each followed by `size` bytes of a file from `offset` on: title, file, offset, size."""
+    digest = hashlib.sha256()
+    for title, path, offset, size in ranges:
+        digest.update(title.encode())
+        with reading(path), path.open("rb", buffering=0) as file:
+            file.seek(offset)
+            while size and (data := file.read(min(BLOCK, size))):
+                digest.update(data)
+                size -= len(data)
     return digest.hexdigest()
 
 

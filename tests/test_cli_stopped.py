@@ -57,15 +57,18 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def converting(source: Path, out: Path, scheme: str = "q4_k_m") -> Iterator[subprocess.Popen[str]]:
+def converting(
+    source: Path, out: Path, made: tuple[str, str] = ("gguf", "q4_k_m"), file: str = "model.gguf"
+) -> Iterator[subprocess.Popen[str]]:
     """`quantgate convert` in another process, once 20 MB of the 200 are in the temporary sibling."""
-    arguments = ["convert", str(source), "--format", "gguf", "--scheme", scheme, "--out", str(out)]
+    format_name, scheme = made
+    arguments = ["convert", str(source), "--format", format_name, "--scheme", scheme, "--out", str(out)]
     process = subprocess.Popen(
         [sys.executable, "-c", MAIN, *arguments], cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     )
     try:
         deadline = time.monotonic() + 60
-        partial = out.parent / f".{out.name}.partial" / "model.gguf"
+        partial = out.parent / f".{out.name}.partial" / file
         while not partial.exists() or partial.stat().st_blocks * 512 < 2e7:
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < deadline
@@ -87,6 +90,26 @@ def test_what_a_killed_conversion_left_is_removed_at_the_next_start(large: Path,
     assert {file.name for file in tmp_path.iterdir()} == {"out"}
     assert {file.name for file in out.iterdir()} == {"model.gguf", "artifact.json"}
     assert (out / "model.gguf").stat().st_size < 1e7  # nothing of the large one
+
+
+@pytest.mark.slow
+def test_what_a_killed_conversion_of_another_format_left_is_removed_too(
+    large: Path, source: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with converting(large, out, ("mlx", "int4"), "model.safetensors") as process:
+        process.kill()
+        process.wait()
+    assert {file.name for file in tmp_path.iterdir()} == {".out.partial"}
+    arguments = ("convert", source, "--format", "mlx", "--scheme", "int4-g32", "--out", out)
+    succeeded(*arguments)
+    assert {file.name for file in tmp_path.iterdir()} == {"out"}
+    texts = {"config.json", "model.safetensors.index.json", "tokenizer.json", "artifact.json"}
+    assert {file.name for file in out.iterdir()} == {"model.safetensors", *texts}
+    assert (out / "model.safetensors").stat().st_size < 1e7  # nothing of the large one
+    before = {file: file.read_bytes() for file in out.iterdir()}
+    assert "out exists. Remove it or name another output folder." in " ".join(refused(*arguments).split())
+    assert {file: file.read_bytes() for file in out.iterdir()} == before
 
 
 @pytest.mark.slow

@@ -75,6 +75,19 @@ def test_a_conversion(size: int, source: Path, made: Path, tmp_path: Path) -> No
     assert (tmp_path / "out" / "model.gguf").read_bytes() == (made / "model.gguf").read_bytes()
 
 
+@pytest.mark.parametrize("size", [0, 1000, 20_000])
+def test_a_conversion_of_many_files(size: int, source: Path, tmp_path: Path) -> None:
+    """Carried files, texts, then weights."""
+    convert = ("convert", source, "--format", "mlx", "--scheme", "int8", "--out", tmp_path / "out")
+    with full_after(size):
+        said = said_of(*convert)
+    assert f"{tmp_path / 'out'} cannot be written: File too large. Choose a folder that can, or make room." in said
+    assert list(tmp_path.iterdir()) == []
+    succeeded(*convert)
+    assert (tmp_path / "out" / "tokenizer.json").stat().st_size > 1000
+    assert (tmp_path / "out" / "model.safetensors").stat().st_size > 20_000
+
+
 def test_a_conversion_whose_threads_find_no_room(
     source: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +118,7 @@ def test_a_small_disk_is_refused_before_a_byte_is_written(source: Path, small_di
 
 
 def test_a_small_disk_that_fills_up(source: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.formats.gguf.write._check_disk", lambda folder, needed: None)
+    monkeypatch.setattr("pipeline.formats.gguf.write.check_disk", lambda folder, needed: None)
     said = said_of("convert", source, *CONVERT, small_disk / "out")
     assert f"{small_disk / 'out'} cannot be written: No space left on device. Choose a folder" in said
     assert list(small_disk.iterdir()) == []

@@ -120,8 +120,9 @@ def rope(config: dict[str, Any]) -> Rope:
 
 def _scaling_problems(scaling: dict[str, Any], kind: str) -> Iterator[str]:
     given = {key: value for key, value in scaling.items() if value is not None}
+    allowed = {*ROPE_KEYS, *(("mscale",) if "attention_factor" in given else ())}  # which transformers takes instead
     for key, value in given.items():
-        if key not in ROPE_KEYS and (key, value) != ("partial_rotary_factor", 1.0):
+        if key not in allowed and (key, value) != ("partial_rotary_factor", 1.0):
             yield f"{key} is not supported"
     if kind == "default":
         return

@@ -19,7 +19,15 @@ from pipeline.types import ModelSpec, SourceIdentity, TensorSpec
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-SIDE_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
+    *("merges.txt", "chat_template.jinja", "chat_template.json", "generation_config.json"),
+)
+"""What readers of a folder take a tokenizer, its template and its stop tokens from. GGUF reads a few of them, an MLX
+folder holds them all.
+"""
+
+SIDE_FILES = ("config.json", *TOKENIZER_FILES)
 PICKLES = {".bin", ".pt", ".pth", ".ckpt"}
 
 SCALES = "weight_scale_inv"

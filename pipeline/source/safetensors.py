@@ -17,6 +17,9 @@ from pipeline.errors import CheckpointError, unreadable
 BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 """Bytes per weight of the dtypes that are read."""
 
+SIZES = {**BYTES, "U32": 4, "U8": 1}
+"""Bytes per element of those, and of what packed weights are stored as."""
+
 MAX_HEADER = 100_000_000  # the library's own limit
 
 
@@ -72,8 +75,8 @@ def _stored(path: Path, name: str, entry: Any, data: int, length: int) -> Stored
             f"{path}: {name} lies at bytes {stored.offset} to {data + end}, the file has {length}. "
             "It is cut short: fetch it again."
         )
-    if dtype in BYTES:
-        expected = BYTES[dtype]
+    if dtype in SIZES:
+        expected = SIZES[dtype]
         for extent in shape:
             expected *= extent
         if stored.size != expected:

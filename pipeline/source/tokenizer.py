@@ -206,13 +206,24 @@ class Tokenizer:
         return SpecialIds(*(self._special(name, config) for name in ("bos", "eos", "pad")))
 
     def stop_ids(self, config: dict[str, Any]) -> tuple[int, ...]:
-        """Where a reply of transformers ends: generation_config.json says, config.json where there is no such file."""
-        given = self._generation if self._generation is not None else config
+        """Where a reply of transformers ends: generation_config.json says, config.json where there is no such file.
+
+        Raises:
+            TokenizerError: something else than ids.
+        """
+        given, file = (config, "config") if self.generation is None else (self.generation, "generation_config")
         value = given.get("eos_token_id")
-        return tuple(value) if isinstance(value, list) else () if value is None else (int(value),)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if wrong := [i for i in ids if not _is_id(i)]:
+            raise TokenizerError(
+                f"{self.folder}/{file}.json: eos_token_id must be an id, a list of them or null, found {wrong[0]!r}. "
+                "Fetch it again."
+            )
+        return tuple(ids)
 
     @cached_property
-    def _generation(self) -> dict[str, Any] | None:
+    def generation(self) -> dict[str, Any] | None:
+        """generation_config.json; None where there is no such file."""
         path = self.folder / "generation_config.json"
         return read_object(path, TokenizerError) if path.exists() else None
 

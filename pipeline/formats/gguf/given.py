@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from pipeline.errors import ArtifactError, listed
+from pipeline.errors import ArtifactError, listed, some
 from pipeline.files import cached_sha256
 from pipeline.formats import bits_per_weight, effective_types
 from pipeline.formats.gguf import engine, reader
@@ -16,8 +16,6 @@ from pipeline.models import spec_of
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.tokenizer import Kind, Tokenizer
 from pipeline.types import Artifact, ModelSpec, Planned, TensorSpec
-
-SHOWN = 5  # problems of one kind: a file of another model has hundreds
 
 NOT_COMPUTED = {"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"}
 """ggml types that no matrix of a model can have: llama.cpp loads it and aborts the process at its first product."""
@@ -74,7 +72,7 @@ def _check_types(found: GgufFile, path: Path) -> None:
     ]
     if problems:
         raise ArtifactError(
-            f"{path} cannot be run:\n{listed([*_some(problems, 'tensors')])}\n"
+            f"{path} cannot be run:\n{listed(some(problems, 'tensors'))}\n"
             "llama.cpp computes with F32 vectors, and matrices of floats or quantized weights. Make the file again."
         )
 
@@ -121,7 +119,7 @@ def _shapes(found: GgufFile, spec: ModelSpec) -> Iterator[str]:
         if name not in found.tensors or found.tensors[name].shape != shape
     ]
     problems += [f"{name}: not a tensor of {spec.model_type}" for name in found.tensors.keys() - expected.keys()]
-    yield from _some(sorted(problems), "tensors")
+    yield from some(sorted(problems), "tensors")
 
 
 def _vocabulary(found: GgufFile, spec: ModelSpec, checkpoint: Checkpoint) -> Iterator[str]:
@@ -135,13 +133,7 @@ def _vocabulary(found: GgufFile, spec: ModelSpec, checkpoint: Checkpoint) -> Ite
         for i, (expected, kind, token) in pairs
         if kind is not Kind.UNUSED and token != expected
     ]
-    yield from _some(differing, "tokens")
-
-
-def _some(problems: list[str], what: str) -> Iterator[str]:
-    yield from problems[:SHOWN]
-    if len(problems) > SHOWN:
-        yield f"… and {len(problems) - SHOWN} more {what}"
+    yield from some(differing, "tokens")
 
 
 def _scheme(found: GgufFile) -> str:

@@ -7,7 +7,6 @@ of another type, which would abort the process.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ArtifactError
-from pipeline.files import BLOCK, reading
+from pipeline.files import reading, sha256_of
 from pipeline.formats.gguf.header import ARRAY, INT32, STRING
 from pipeline.formats.gguf.kernels import GgufInit, library, words
 from pipeline.types import Encoding
@@ -121,16 +120,8 @@ def tensors_sha256(tensors: Iterable[StoredTensor]) -> str:
     """Hash of names, types and bytes of all tensors in the order of their names: equal where two artifacts hold the
     same weights, whatever their headers and file order.
     """
-    digest = hashlib.sha256()
-    for tensor in sorted(tensors, key=lambda tensor: tensor.name):
-        digest.update(f"{tensor.name} {tensor.encoding.name} {tensor.size}\n".encode())
-        with tensor.file.open("rb", buffering=0) as file:
-            file.seek(tensor.offset)
-            left = tensor.size
-            while left and (data := file.read(min(BLOCK, left))):
-                digest.update(data)
-                left -= len(data)
-    return digest.hexdigest()
+    ordered = sorted(tensors, key=lambda tensor: tensor.name)
+    return sha256_of((f"{t.name} {t.encoding.name} {t.size}\n", t.file, t.offset, t.size) for t in ordered)
 
 
 @contextmanager

@@ -43,6 +43,11 @@ def check_settings(kv_type: str, flash_attention: bool | None, device: str = "au
         raise ParamsError(f"device {device!r} does not exist; {suggestion(device, DEVICES)}")
 
 
+def unrepresentative(device: str) -> str | None:
+    """Why a speed measured here says nothing to users; llama.cpp's users run it on any machine."""
+    return None
+
+
 def context_length(folder: Path, artifact: Artifact) -> int:
     """Tokens of the longest context that the artifact's model was trained for."""
     model = engine.load_model(folder / next(iter(artifact.files)), vocab_only=True)
@@ -164,6 +169,9 @@ class GgufRuntime:
             self._decode(one, wanted)
             self._cpp.llama_synchronize(self._context)
         return time.perf_counter() - begin
+
+    def peak_memory(self) -> None:
+        """See Runtime: the weights are mapped, so they are resident as they are used."""
 
     def prompt(self, messages: Messages) -> Prompt | None:
         """See Runtime. Rendered as llama-cpp-python renders it for its users."""

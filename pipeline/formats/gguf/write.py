@@ -1,18 +1,17 @@
-"""Checkpoint -> model.gguf in one pass: threads read blocks of rows, encode them and write each at its place."""
+"""Checkpoint -> model.gguf in one pass."""
 
 from __future__ import annotations
 
-import os
 import platform
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
-from pipeline.cores import usable_cores
-from pipeline.errors import ArtifactError, OutputError, QuantizationError, listed
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import ArtifactError
 from pipeline.files import sha256
 from pipeline.formats import bits_per_weight, effective_types
 from pipeline.formats.gguf import engine, header, kernels, reader
@@ -22,6 +21,7 @@ from pipeline.formats.gguf.plan import plan
 from pipeline.formats.gguf.schemes import GGML_TYPES, SCHEMES, Scheme
 from pipeline.formats.gguf.schemes import scheme as scheme_of
 from pipeline.formats.gguf.vocabulary import check_vocabulary
+from pipeline.formats.streaming import Rows, check_disk, encode_all, opened, pwrite
 from pipeline.models import spec_of
 from pipeline.progress import Advance, silent
 from pipeline.source.checkpoint import Checkpoint
@@ -29,9 +29,6 @@ from pipeline.source.tokenizer import Tokenizer
 from pipeline.types import Artifact, ModelSpec, Planned
 
 FILE = "model.gguf"
-BLOCK_WEIGHTS = 1 << 19  # of one job: 2 MB of float32 stay in a core's cache share
-
-BATCH_JOBS = 256
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ def write(
     spec = spec_of(checkpoint.config)
     checkpoint.check(spec)
     planned = plan(spec, scheme)
-    _check_disk(folder, sum(p.bytes for p in planned))
+    check_disk(folder, sum(p.bytes for p in planned))
     path, source = folder / FILE, checkpoint.identity()
     tokenizer = Tokenizer(checkpoint.path)
     places, length = _write_header(path, checkpoint, tokenizer, spec, scheme, planned)
@@ -105,14 +102,6 @@ def check(checkpoint: Checkpoint, spec: ModelSpec) -> None:
     metadata(spec, Tokenizer(checkpoint.path), checkpoint.config, SCHEMES["f32"], "")
 
 
-def _check_disk(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise OutputError(
-            f"{folder.parent}: the artifact needs {needed / 1e6:.0f} MB, {free / 1e6:.0f} MB are free. Make room."
-        )
-
-
 def _write_header(
     path: Path, checkpoint: Checkpoint, tokenizer: Tokenizer, spec: ModelSpec, scheme: Scheme, planned: list[Planned]
 ) -> tuple[list[_Place], int]:
@@ -126,63 +115,15 @@ def _write_header(
     return [_Place(p, begin) for p, begin in zip(planned, begins, strict=True)], end
 
 
-@dataclass(frozen=True)
-class _Job:
-    """Rows [start, start + count) of a tensor."""
-
-    place: _Place
-    start: int
-    count: int
-
-
-def _jobs(places: list[_Place]) -> Iterator[_Job]:
-    for place in places:
-        *shape, columns = place.planned.tensor.shape
-        rows = shape[0] if shape else 1
-        step = max(1, BLOCK_WEIGHTS // columns)
-        for start in range(0, rows, step):
-            yield _Job(place, start, min(step, rows - start))
-
-
 def _write_tensors(path: Path, checkpoint: Checkpoint, places: list[_Place], length: int, advance: Advance) -> None:
-    problems: dict[str, str] = {}
-    descriptor = os.open(path, os.O_WRONLY)
+    offsets = {place.planned.tensor.name: place.offset for place in places}
+    with opened(path, length) as descriptor:
 
-    def encode(job: _Job) -> int:
-        tensor, encoding = job.place.planned.tensor, job.place.planned.encoding
-        try:
-            blocks = kernels.quantize(encoding, checkpoint.rows(tensor.name, job.start, job.count))
-        except QuantizationError as error:  # collected: all tensors are named in one error below
-            problems.setdefault(tensor.name, str(error))
-        else:
-            _pwrite(descriptor, memoryview(blocks.data).cast("B"), job.place.offset + job.start * blocks.shape[1])
-        return job.count * tensor.shape[-1]
+        def encode(rows: Rows, weights: NDArray[np.float32]) -> None:
+            blocks = kernels.quantize(rows.planned.encoding, weights)
+            pwrite(descriptor, blocks, offsets[rows.planned.tensor.name] + rows.start * blocks.shape[1])
 
-    jobs = _jobs(places)
-    try:
-        os.truncate(path, length)
-        with ThreadPoolExecutor(usable_cores()) as threads:
-            try:
-                while batch := list(islice(jobs, BATCH_JOBS)):  # a batch at a time: 27B weights are 50,000 jobs
-                    for done in threads.map(encode, batch):
-                        advance(done)
-            except BaseException:
-                threads.shutdown(cancel_futures=True)
-                raise
-    finally:
-        os.close(descriptor)
-    if problems:
-        lines = [f"{name}: {problem}" for name, problem in problems.items()]
-        raise QuantizationError(
-            f"{checkpoint.path} cannot be encoded:\n{listed(lines)}\n"
-            "Repair the checkpoint; weights that are only too large fit bf16 and f32."
-        )
-
-
-def _pwrite(descriptor: int, data: memoryview, offset: int) -> None:
-    while data:
-        written = os.pwrite(descriptor, data, offset)
-        data, offset = data[written:], offset + written
+        encode_all(checkpoint, [place.planned for place in places], encode, advance)
 
 
 def _shown(tensor: reader.StoredTensor) -> str:

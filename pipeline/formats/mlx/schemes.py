@@ -62,6 +62,10 @@ PACKINGS: Mapping[Encoding, Packing] = {
 """Of every encoding that packs; the float types do not."""
 
 
+AFFINE_DEFAULT = Packing("affine", 4, 64)
+"""mlx-lm's own, which the config.json of a mixed recipe names for all that it does not name."""
+
+
 @dataclass(frozen=True)
 class Scheme:
     """`base` is the encoding of most weights, in bfloat16's terms; `high` what a mixed recipe gives some of them."""

@@ -102,7 +102,7 @@ def test_other_weights_have_another_hash(
 
 def test_tensors_longer_than_a_chunk_are_hashed_whole(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = tensors_sha256(file)
-    monkeypatch.setattr(reader, "BLOCK", 1000)
+    monkeypatch.setattr("pipeline.files.BLOCK", 1000)
     assert tensors_sha256(file) == whole
 
 

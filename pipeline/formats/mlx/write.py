@@ -1,0 +1,214 @@
+"""Checkpoint -> an MLX folder in one pass: what mlx_lm.convert makes, at the memory of a few blocks of rows."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import ArtifactError, QuantizationError, TokenizerError
+from pipeline.files import BLOCK, reading, sha256
+from pipeline.formats import bits_per_weight, effective_types
+from pipeline.formats.mlx import codec, kernels
+from pipeline.formats.mlx.config import config_text, normalised
+from pipeline.formats.mlx.folder import Shard, index_text, shards, tensors_sha256
+from pipeline.formats.mlx.names import ordered, parts
+from pipeline.formats.mlx.plan import float_of, plan
+from pipeline.formats.mlx.schemes import NVFP4, PACKINGS, Scheme
+from pipeline.formats.mlx.schemes import scheme as scheme_of
+from pipeline.formats.streaming import Rows, check_disk, encode_all, opened, pwrite
+from pipeline.models import spec_of
+from pipeline.progress import Advance, silent
+from pipeline.source.checkpoint import INDEX, TOKENIZER_FILES, Checkpoint
+from pipeline.source.safetensors import Stored, read_header
+from pipeline.source.tokenizer import Tokenizer
+from pipeline.types import Artifact, Encoding, ModelSpec, Planned
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+"""Half of it is the most that packs: the range of a group, from its lowest weight to its highest, is a float32."""
+
+MOST_OF_NVFP4 = 6.0 * 448.0
+"""The largest code times the largest scale; MLX writes whatever is larger as this, or as 0."""
+
+
+def write(
+    checkpoint: Checkpoint,
+    scheme_name: str,
+    folder: Path,
+    advance: Advance = silent,
+    types: Mapping[str, str] | None = None,
+) -> Artifact:
+    """Fill `folder` with what mlx-lm loads; `advance` is told of weights done. No MLX scheme takes `types`.
+
+    Memory stays at a few blocks of rows and the vocabulary. Tensors, shards, index and config.json are byte-identical
+    to what `mlx_lm.convert` makes of a checkpoint that it reads as transformers does (config.normalised).
+
+    Raises:
+        ParamsError: an unknown scheme, or types.
+        CheckpointError: tensors missing, unknown or of another shape, all listed; a config that mlx-lm cannot follow.
+        TokenizerError: no tokenizer.json, or one of another checkpoint.
+        QuantizationError: rows that do not divide into groups; weights that are not finite or too large; all listed.
+        OutputError: not enough disk.
+        ArtifactError: what was written does not read back as planned.
+    """
+    scheme = scheme_of(scheme_name, types)
+    spec = spec_of(checkpoint.config)
+    checkpoint.check(spec)
+    spec = checkpoint.typed(spec)
+    planned = ordered(plan(spec, scheme))
+    generation = _generation(checkpoint, spec)
+    files = shards(part for p in planned for part in parts(p))
+    texts = {
+        "config.json": config_text(checkpoint.config, generation, spec, scheme, planned),
+        INDEX: index_text(files, spec.weights),
+    }
+    carried = [checkpoint.path / name for name in TOKENIZER_FILES if (checkpoint.path / name).exists()]
+    check_disk(folder, sum(shard.length for shard in files) + sum(path.stat().st_size for path in carried))
+    source = checkpoint.identity()
+    for path in carried:
+        _copy(path, folder / path.name)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    _write_tensors(folder, checkpoint, spec, scheme, planned, files, advance)
+    stored = _read_back(folder, files)
+    written = [*(shard.name for shard in files), *texts, *(path.name for path in carried)]
+    with ThreadPoolExecutor(1) as beside:
+        tensors = beside.submit(tensors_sha256, stored)
+        hashes = {name: sha256(folder / name) for name in written}
+    return Artifact(
+        format="mlx",
+        scheme=scheme.label,
+        files=hashes,
+        tensors_sha256=tensors.result(),
+        size_bytes=sum(shard.length for shard in files),
+        folder_bytes=sum((folder / name).stat().st_size for name in written),
+        weights=spec.weights,
+        bits_per_weight=bits_per_weight(planned),
+        effective_types=effective_types(planned),
+        source=source,
+        tools=kernels.tools(),
+        platform=f"{platform.system()} {platform.machine()}",
+    )
+
+
+def check(checkpoint: Checkpoint, spec: ModelSpec) -> None:
+    """What the folder must carry besides tensors: a tokenizer, and a config that mlx-lm can follow.
+
+    Raises:
+        TokenizerError, CheckpointError: the first that it cannot.
+    """
+    _generation(checkpoint, spec)
+    normalised(checkpoint.config, spec)
+
+
+def _generation(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Any]:
+    """generation_config.json, once the tokenizer is known to be the checkpoint's: neither is changed on the way."""
+    tokenizer = Tokenizer(checkpoint.path)
+    tokenizer.vocabulary(spec.vocab_size)
+    tokenizer.stop_ids(checkpoint.config)
+    return tokenizer.generation or {}
+
+
+def _copy(source: Path, target: Path) -> None:
+    with target.open("wb") as file:
+        for block in _blocks(source):
+            file.write(block)
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with reading(path, TokenizerError):
+        file = path.open("rb", buffering=0)
+    with file:
+        while block := file.read(BLOCK):
+            yield block
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a part begins."""
+
+    descriptor: int
+    offset: int
+
+
+def _write_tensors(
+    folder: Path,
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    scheme: Scheme,
+    planned: Sequence[Planned],
+    files: Sequence[Shard],
+    advance: Advance,
+) -> None:
+    with ExitStack() as stack:
+        places: dict[str, _Place] = {}
+        for shard in files:
+            (folder / shard.name).write_bytes(shard.header)
+            descriptor = stack.enter_context(opened(folder / shard.name, shard.length))
+            places |= {name: _Place(descriptor, offset) for name, offset in shard.offsets.items()}
+
+        def encode(rows: Rows, weights: NDArray[np.float32]) -> None:
+            arrays = _encoded(rows.planned, float_of(rows.planned.tensor, spec, scheme), weights)
+            for part, array in zip(parts(rows.planned), arrays, strict=True):
+                place = places[part.name]
+                pwrite(place.descriptor, array, place.offset + rows.start * array[0].nbytes)
+
+        encode_all(checkpoint, planned, encode, advance)
+
+
+def _encoded(planned: Planned, own: Encoding, weights: NDArray[np.float32]) -> Sequence[NDArray[Any]]:
+    """The stored rows of each part: weights are cast to their `own` float type, then packed."""
+    if not _largest(weights) < np.inf:
+        raise QuantizationError("weights that are not finite", int((~np.isfinite(weights)).sum()))
+    if planned.tensor.dtype != own.name:
+        weights = codec.rounded(weights, own)
+    packing = PACKINGS.get(planned.encoding)
+    most = FLOAT32_MAX if packing is None else MOST_OF_NVFP4 if planned.encoding == NVFP4 else FLOAT32_MAX / 2
+    if not _largest(weights) <= most:
+        raise QuantizationError(f"weights too large for {planned.encoding.name}", int((np.abs(weights) > most).sum()))
+    if packing is None:
+        return [codec.narrow(weights, own)]
+    arrays = kernels.quantize(weights, packing, own)
+    if groups := codec.ruined(weights, arrays, packing):
+        raise QuantizationError(
+            f"weights too small for the scales of {planned.encoding.name}, which MLX would make huge",
+            groups * packing.group,
+        )
+    return arrays
+
+
+def _largest(weights: NDArray[np.float32]) -> float:
+    """Without its sign; NaN where there is one."""
+    return float(np.maximum(weights.max(), -weights.min()))
+
+
+def _read_back(folder: Path, files: Sequence[Shard]) -> dict[str, Stored]:
+    """Every tensor as the headers have it: it is the plan's, and the files have their lengths."""
+    found: dict[str, Stored] = {}
+    for shard in files:
+        path = folder / shard.name
+        wanted = {p.name: Stored(path, p.dtype, p.shape, shard.offsets[p.name], p.size) for p in shard.parts}
+        read = read_header(path)
+        if differing := [name for name in {**wanted, **read} if wanted.get(name) != read.get(name)]:
+            name = differing[0]
+            raise ArtifactError(
+                f"{path}: expected tensor {name} {_shown(wanted.get(name))}, read back {_shown(read.get(name))}. "
+                "This is a defect: please report it."
+            )
+        if (length := path.stat().st_size) != shard.length:
+            raise ArtifactError(
+                f"{path}: expected {shard.length} bytes, read back {length}. Is something else writing there?"
+            )
+        found |= read
+    return found
+
+
+def _shown(stored: Stored | None) -> str:
+    return f"{stored.dtype} {list(stored.shape)}, {stored.size} bytes at {stored.offset}" if stored else "nothing"
