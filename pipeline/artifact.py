@@ -1,4 +1,4 @@
-"""Artifacts on disk: a folder with artifact.json beside its weight file, or naming files that others made."""
+"""Artifacts on disk: a folder with artifact.json beside its weight files, or naming files that others made."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline.errors import ArtifactError
 from pipeline.files import new_folder, read_as, sha256, write_json
-from pipeline.formats import FILE_FORMAT, room
+from pipeline.formats import FILE_FORMAT, format_of, room
 from pipeline.models import spec_of
 from pipeline.progress import progress
 from pipeline.source.checkpoint import Checkpoint
@@ -61,19 +61,21 @@ def describe(path: Path, format_name: str, checkpoint: Checkpoint | None) -> Art
 
 
 def load(place: Path, checkpoint: Checkpoint | None = None) -> Artifact:
-    """The artifact of a folder, its files checked against their hashes, or of a weight file of others.
+    """The artifact of a folder, its files checked against their hashes, or a GGUF file or MLX folder of others.
 
-    `checkpoint` is what a file of others is compared with.
+    `checkpoint` is what those of others are compared with.
 
     Raises:
         ArtifactError: no artifact there, a file that is absent or changed, or of another model than the checkpoint.
     """
-    if place.is_file():
-        return describe(place, FILE_FORMAT, checkpoint)
     if not (place / FILE).is_file():
-        raise ArtifactError(
-            f"{place} holds no {FILE}. Give the folder that `quantgate convert` made, or the path of a GGUF file."
-        )
+        format_name = format_of(place)
+        if format_name is None:
+            raise ArtifactError(
+                f"{place} holds no {FILE}. Give the folder that `quantgate convert` made, the path of a GGUF file, or "
+                "an MLX folder, which holds config.json and model*.safetensors."
+            )
+        return describe(place, format_name, checkpoint)
     artifact = _parse(place / FILE)
     folder = location(place, artifact)
     absent = [name for name in artifact.files if not (folder / name).is_file()]
@@ -90,7 +92,9 @@ def load(place: Path, checkpoint: Checkpoint | None = None) -> Artifact:
 
 def location(place: Path, artifact: Artifact) -> Path:
     """The folder of the artifact's files, where `place` is what `load` was given."""
-    return place if artifact.path is None else Path(artifact.path).parent
+    if artifact.path is None:
+        return place
+    return Path(artifact.path).parent if artifact.format == FILE_FORMAT else Path(artifact.path)
 
 
 def _parse(path: Path) -> Artifact:

@@ -68,7 +68,7 @@ def main() -> None:
 @main.command()
 @click.argument("checkpoint")
 @revision_option
-@click.option("--scheme", help="Show what this scheme does to every tensor.")
+@click.option("--scheme", help="Show what this scheme does to every tensor: a name, or FORMAT/NAME as mlx/bf16.")
 @types_option
 @json_option
 def inspect(
@@ -108,7 +108,7 @@ def schemes(json_file: str | None) -> None:
 @main.command()
 @click.argument("checkpoint")
 @revision_option
-@click.option("--format", "format_name", required=True, help="gguf")
+@click.option("--format", "format_name", required=True, help="gguf or mlx")
 @click.option("--scheme", required=True, help="See `quantgate schemes`.")
 @types_option
 @click.option("--out", required=True, type=FOLDER, help="A new folder.")
@@ -151,7 +151,10 @@ def evaluate(
     kv_type: str,
     json_file: str | None,
 ) -> None:
-    """Perplexity, KL divergence and same-top-1 of ARTIFACT against its checkpoint in float32."""
+    """Perplexity, KL divergence and same-top-1 of ARTIFACT against its checkpoint in float32.
+
+    ARTIFACT is a folder that `quantgate convert` made, or what others made: a GGUF file, or an MLX folder.
+    """
     from pipeline import console_tables
     from pipeline.evaluation import evaluate_place
 
@@ -179,7 +182,8 @@ def benchmark(
 ) -> None:
     """Speed and memory of each ARTIFACT: prefill, decode and cold start.
 
-    They are loaded side by side and timed in turns; beyond half of memory, each has a process of its own.
+    ARTIFACT is as of `quantgate evaluate`. They are loaded side by side and timed in turns; beyond half of memory, each
+    has a process of its own.
     """
     from pipeline import console_tables
     from pipeline.benchmarking import benchmark_folders, named

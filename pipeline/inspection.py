@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ParamsError, PipelineError, suggestion
+from pipeline.errors import ParamsError, PipelineError, QuantizationError, suggestion
 from pipeline.formats import FORMATS, bits_per_weight, effective_types, room
 from pipeline.models import spec_of
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.hub import open_checkpoint
 from pipeline.types import ModelSpec, Planned
+
+CHECKPOINT = "checkpoint"
+"""Beside the formats: who refuses what none of them takes."""
 
 
 def inspect(
@@ -23,12 +26,17 @@ def inspect(
 ) -> dict[str, Any]:
     """Architecture, problems, weight of every scheme, and the plan of one, with types of its own or without.
 
+    `scheme` is 'gguf/q8_0', or a name that only one format has.
+
     Raises:
-        PipelineError: a folder whose config.json cannot be understood, or a scheme that does not exist.
+        PipelineError: a folder whose config.json cannot be understood, or a scheme that does not exist, or that this
+            checkpoint cannot have.
     """
     with open_checkpoint(checkpoint_name, revision) as checkpoint:
         spec = spec_of(checkpoint.config)
         problems = _problems(checkpoint, spec)
+        if CHECKPOINT not in problems:
+            spec = checkpoint.typed(spec)  # some formats go by what is stored
         dtypes = sorted({stored.dtype for stored in checkpoint.tensors.values()})
     return {
         "checkpoint": checkpoint.name,
@@ -36,36 +44,58 @@ def inspect(
         "weights": spec.weights,
         "tensors": len(spec.tensors),
         "dtypes": dtypes,
-        "problems": problems,
+        "problems": _texts(problems),
         "schemes": {
-            f"{format_name}/{name}": _totals(room(format_name, "plan").plan(spec, found))
+            f"{format_name}/{name}": _totals(spec, format_name, name)
             for format_name in FORMATS
-            for name, found in room(format_name, "schemes").SCHEMES.items()
+            for name in room(format_name, "schemes").SCHEMES
         },
         "plan": None if scheme is None else grouped(_plan(spec, scheme, types or {})),
     }
 
 
-def _problems(checkpoint: Checkpoint, spec: ModelSpec) -> list[str]:
-    """What `convert` would refuse, of every format."""
-    problems = []
-    checks: list[Callable[[ModelSpec], None]] = [checkpoint.check]
-    checks += [partial(room(name, "write").check, checkpoint) for name in FORMATS]
-    for check in checks:
+def _problems(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, str]:
+    """What `convert` would refuse, by the format that does."""
+    checks = {CHECKPOINT: checkpoint.check} | {name: partial(room(name, "write").check, checkpoint) for name in FORMATS}
+    problems = {}
+    for name, check in checks.items():
         try:
             check(spec)
         except PipelineError as error:
-            problems.append(str(error))
+            problems[name] = str(error)
     return problems
 
 
+def _texts(problems: Mapping[str, str]) -> list[str]:
+    """Each once; of what some formats take, with the names of those that do not."""
+    texts: dict[str, list[str]] = {}
+    for name, text in problems.items():
+        texts.setdefault(text, []).append(name)
+    return [
+        text if names in ([CHECKPOINT], [*FORMATS]) else f"{', '.join(names)}: {text}" for text, names in texts.items()
+    ]
+
+
 def _plan(spec: ModelSpec, scheme: str, types: Mapping[str, str]) -> list[Planned]:
-    known = {name: format_name for format_name in FORMATS for name in room(format_name, "schemes").SCHEMES}
-    if scheme not in known:
-        raise ParamsError(f"no format has a scheme {scheme!r}; {suggestion(scheme, [*known])}")
-    chosen = room(known[scheme], "schemes").scheme(scheme, types)
-    planned: list[Planned] = room(known[scheme], "plan").plan(spec, chosen)
+    """The plan of 'gguf/bf16', or of a name that only one format has."""
+    format_name, _, name = scheme.rpartition("/")
+    format_name = format_name or _format_of(name)
+    chosen = room(format_name, "schemes").scheme(name, types)
+    planned: list[Planned] = room(format_name, "plan").plan(spec, chosen)
     return planned
+
+
+def _format_of(scheme: str) -> str:
+    known = {name: [*room(name, "schemes").SCHEMES] for name in FORMATS}
+    having = [name for name, schemes in known.items() if scheme in schemes]
+    if not having:
+        names = [*dict.fromkeys(name for schemes in known.values() for name in schemes)]
+        raise ParamsError(f"no format has a scheme {scheme!r}; {suggestion(scheme, names)}")
+    if len(having) > 1:
+        raise ParamsError(
+            f"{scheme} is a scheme of {' and of '.join(having)}: write {' or '.join(f'{f}/{scheme}' for f in having)}."
+        )
+    return having[0]
 
 
 def _architecture(spec: ModelSpec) -> dict[str, Any]:
@@ -75,7 +105,12 @@ def _architecture(spec: ModelSpec) -> dict[str, Any]:
     return {key: getattr(spec, key) for key in keys} | rest | flags
 
 
-def _totals(planned: Sequence[Planned]) -> dict[str, Any]:
+def _totals(spec: ModelSpec, format_name: str, scheme: str) -> dict[str, Any]:
+    """What a scheme would weigh, or why the format refuses it for this checkpoint."""
+    try:
+        planned = _plan(spec, f"{format_name}/{scheme}", {})
+    except QuantizationError as error:
+        return {"refused": str(error)}
     types = effective_types(planned)
     return {
         "tensor_bytes": sum(p.bytes for p in planned),

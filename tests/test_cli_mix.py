@@ -94,8 +94,7 @@ def test_types_without_a_scheme_are_refused(source: Path) -> None:
 def test_types_that_cannot_be_leave_nothing(
     scheme: str, given: str, message: str, source: Path, tmp_path: Path
 ) -> None:
-    arguments = ("--scheme", scheme, "--type", given)
-    said = refused("convert", source, "--format", "gguf", "--out", tmp_path / "a", *arguments)
+    said = refused("convert", source, "--format", "gguf", "--out", tmp_path / "a", "--scheme", scheme, "--type", given)
     assert message in said
-    assert refused("inspect", source, *arguments) == said
+    assert refused("inspect", source, "--scheme", f"gguf/{scheme}", "--type", given) == said
     assert list(tmp_path.iterdir()) == []

@@ -204,6 +204,6 @@ def test_what_is_refused_is_read_at_a_glance(project: Path, tmp_path: Path) -> N
     assert last.startswith("Figures on its tokens would mean nothing")
     absent = refused("evaluate", tmp_path / "absent.gguf", *arguments)
     assert (
-        "absent.gguf holds no artifact.json. Give the folder that `quantgate convert` made, or the path of a GGUF"
+        "absent.gguf holds no artifact.json. Give the folder that `quantgate convert` made, the path of a GGUF file,"
         in absent
     )

@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 from pipeline.errors import ParamsError, suggestion
 from pipeline.types import EffectiveType, Planned
 
 FORMATS = ("gguf", "mlx")
-FILE_FORMAT = "gguf"
-"""The format of a weight file that is given as such, without a folder."""
+FILE_FORMAT, FOLDER_FORMAT = "gguf", "mlx"
+"""The formats in which others give a weight file, and a folder with config.json and safetensors."""
+
+
+def format_of(place: Path) -> str | None:
+    """The format of what others made at a place; None where it is of none."""
+    if place.is_file():
+        return FILE_FORMAT
+    is_whole = (place / "config.json").is_file() and any(place.glob("model*.safetensors"))
+    return FOLDER_FORMAT if is_whole else None
 
 
 def room(format_name: str, name: str) -> ModuleType:
