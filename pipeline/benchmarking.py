@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
@@ -22,11 +22,15 @@ from pipeline.progress import progress
 from pipeline.types import Artifact, Engine, Runtime
 
 COLD_STARTS = 3  # of each artifact
+ROUNDS_OF_NO_USER = 3  # of an artifact whose speed here says nothing: enough to see that it runs
+MEMORY = ("peak_memory_bytes", "memory_by", "kv_bytes")
 
 
 @dataclass(frozen=True)
 class Timed:
-    """Samples and engine of each variant, and whom the rounds visited, in order."""
+    """Samples and engine of each variant, and whom the rounds visited, in order: those whose speed is a user's, where
+    there are any.
+    """
 
     order: str  # interleaved, or abba
     visits: list[str]
@@ -59,24 +63,32 @@ def benchmark_folders(
 
     `settings` are device, threads, flash_attention and kv_type of the params' `benchmark`, `overrides` those in which
     an artifact differs, by name. Artifacts stay loaded side by side while their files are less than half of memory;
-    else each has a process of its own, one at a time.
+    else each has a process of its own, one at a time. Where a format's runtime says that its speed here is no user's,
+    only the shortest prompt and decoding are timed, in fewer rounds, and after the others, which it shall not disturb.
 
     Raises:
         MeasurementError: no prompt length fits the context of an artifact, a process of its own died, or a time that
             cannot be.
     """
     loaded = {name: artifacts.load(folder) for name, folder in folders.items()}
-    openings, beyond = {}, {}
+    openings, left_out = {}, {}
+    reasons: dict[str, str | None] = {}
     for name, artifact in loaded.items():
         own = {**settings, **overrides.get(name, {})}
-        openings[name], beyond[name] = _opening(
-            name, artifacts.location(folders[name], artifact), artifact, prompt_lengths, decode, own
+        reasons[name] = room(artifact.format, "run").unrepresentative(own["device"])
+        openings[name], left_out[name] = _opening(
+            name, artifacts.location(folders[name], artifact), artifact, prompt_lengths, decode, own, reasons[name]
         )
-    cold = _cold_starts(openings)  # first: a file that is mapped stays in the page cache
-    if sum(artifact.size_bytes for artifact in loaded.values()) < half_of_memory():
-        timed = _side_by_side(openings, rounds)
-    else:
-        timed = _one_at_a_time(openings, rounds)
+    users = {name: opening for name, opening in openings.items() if reasons[name] is None}
+    others = {name: opening for name, opening in openings.items() if name not in users}
+    cold = _cold_starts(users)  # first: a file that is mapped stays in the page cache
+    parts = [(users, rounds), (others, min(rounds, ROUNDS_OF_NO_USER))]
+    first, *second = (_timed(part, count) for part, count in parts if part)
+    timed = replace(
+        first,
+        samples=first.samples | {name: found for later in second for name, found in later.samples.items()},
+        engines=first.engines | {name: found for later in second for name, found in later.engines.items()},
+    )
     return {
         "machine": machine.fingerprint(),
         "power_source": machine.power_source(),
@@ -89,12 +101,19 @@ def benchmark_folders(
                 "artifact": loaded[name].files,
                 "engine": asdict(timed.engines[name]),
                 **timing.as_json(timed.samples[name]),
-                "not_measured": beyond[name],
-                **_cold_json(cold[name]),
+                "unrepresentative": reasons[name],
+                "not_measured": left_out[name],
+                **_cold_json(cold.get(name, [])),
             }
             for name in loaded
         },
     }
+
+
+def _timed(openings: Mapping[str, Opening], rounds: int) -> Timed:
+    if sum(opening.artifact.size_bytes for opening in openings.values()) < half_of_memory():
+        return _side_by_side(openings, rounds)
+    return _one_at_a_time(openings, rounds)
 
 
 def half_of_memory() -> float:
@@ -105,7 +124,13 @@ def half_of_memory() -> float:
 
 
 def _opening(
-    name: str, folder: Path, artifact: Artifact, lengths: Sequence[int], decode: int, settings: Mapping[str, Any]
+    name: str,
+    folder: Path,
+    artifact: Artifact,
+    lengths: Sequence[int],
+    decode: int,
+    settings: Mapping[str, Any],
+    unrepresentative: str | None,
 ) -> tuple[Opening, dict[str, str]]:
     """How to open an artifact for the lengths that fit its context, and why the others are not measured."""
     context = room(artifact.format, "run").context_length(folder, artifact)
@@ -117,9 +142,13 @@ def _opening(
         )
     flash = settings["flash_attention"]
     own = {**settings, "flash_attention": None if flash == "auto" else flash}
-    reason = f"with {decode} tokens to decode it is beyond the model's context of {context}"
-    beyond = {f"prefill {length}": reason for length in sorted({*lengths} - {*fitting})}
-    return Opening(folder, artifact, fitting, decode, own), beyond
+    beyond = f"with {decode} tokens to decode it is beyond the model's context of {context}"
+    timed = fitting if unrepresentative is None else (min(fitting),)
+    left_out = {
+        f"prefill {length}": unrepresentative if unrepresentative and length in fitting else beyond
+        for length in sorted({*lengths} - {*timed})
+    }
+    return Opening(folder, artifact, timed, decode, own), left_out
 
 
 def _cold_starts(openings: Mapping[str, Opening]) -> dict[str, list[ColdStart]]:
@@ -143,7 +172,7 @@ def _side_by_side(openings: Mapping[str, Opening], rounds: int) -> Timed:
         tasks = {name: opening.tasks for name, opening in openings.items()}
         with progress("timing", len(runtimes) * (rounds + 1)) as advance:
             samples = timing.measure(runtimes, tasks, rounds, advance=advance)
-        engines = {name: runtime.engine for name, runtime in runtimes.items()}
+        engines = {name: timing.engine_of(runtime) for name, runtime in runtimes.items()}
     return Timed("interleaved", [*timing.rotated([*openings], rounds)], 1, samples, engines)
 
 
@@ -163,7 +192,9 @@ def _one_at_a_time(openings: Mapping[str, Opening], rounds: int) -> Timed:
 
 
 def _cold_json(starts: Sequence[ColdStart]) -> dict[str, Any]:
-    """Medians beside their samples; the memory of the process that went on."""
+    """Medians beside their samples; the memory of the process that went on. Nothing where there were none."""
+    if not starts:
+        return {"cold_start": {}, **dict.fromkeys(MEMORY)}
     return {
         "cold_start": {
             **{
@@ -174,6 +205,5 @@ def _cold_json(starts: Sequence[ColdStart]) -> dict[str, Any]:
             "tokens": starts[0].tokens,
             "page_cache_dropped": all(start.page_cache_dropped for start in starts),
         },
-        "peak_rss_bytes": starts[-1].peak_rss_bytes,
-        "kv_bytes": starts[-1].kv_bytes,
+        **{key: getattr(starts[-1], key) for key in MEMORY},
     }

@@ -15,13 +15,13 @@ from pipeline import corpus as corpora
 from pipeline.errors import ArtifactError, MeasurementError
 from pipeline.files import cache_folder
 from pipeline.formats import room
-from pipeline.metrics import quality
+from pipeline.metrics import parity, quality
 from pipeline.models import spec_of
 from pipeline.progress import progress
 from pipeline.source.hub import open_checkpoint
 from pipeline.source.tokenizer import Tokenizer
 from pipeline.torch_forward import Reference, load_reference, reference_meta, write_reference
-from pipeline.types import Artifact, Scores, Windows
+from pipeline.types import Artifact, Runtime, Scores, Windows
 
 
 def evaluate(
@@ -33,8 +33,9 @@ def evaluate(
 
     Raises:
         ArtifactError: the artifact was made from other files than the reference.
-        MeasurementError: the reference is of other windows, the logits cannot be true, or the artifact asks in other
-            words than the reference or does not stop where it would.
+        MeasurementError: the reference is of other windows, the logits cannot be true, the artifact's own runtime
+            computes others than were scored, or the artifact asks in other words than the reference or does not stop
+            where it would.
     """
     if artifact.source is None:
         raise ArtifactError(f"{place} was compared with no checkpoint. Give it the checkpoint that it was made from.")
@@ -55,9 +56,19 @@ def evaluate(
             ended = chats.end_problem(said, chat)
             _refuse_own(place, artifact, ended)
             reply = {**chats.compare(said, chat), "problem": asked or ended}
-        return figures | {"reply": reply, "identity": identity, "artifact": artifact.files}, scores
+        same = _parity(place, runtime, windows, scores)  # last: its weights take the place of those that scored
+        return figures | {"parity": same, "reply": reply, "identity": identity, "artifact": artifact.files}, scores
     finally:
         runtime.close()
+
+
+def _parity(place: Path, runtime: Runtime, windows: Windows, scores: Scores) -> dict[str, Any] | None:
+    """What the artifact's own runtime makes of the first windows; None where it was that which scored them."""
+    scored_by = runtime.engine.name
+    if (native := runtime.native) is None:
+        return None
+    with progress(f"parity of {place.name}", min(parity.WINDOWS, len(windows.ids))) as advance:
+        return parity.check(native, windows, scores.logprob, scored_by, advance)
 
 
 def _refuse_own(place: Path, artifact: Artifact, problem: str | None) -> None:

@@ -6,7 +6,7 @@ are rebuilt as hidden @ head.T, exactly, from files that are smaller by vocabula
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pipeline import chat as chats
 from pipeline.chat import Chat
-from pipeline.errors import CheckpointError, MeasurementError, PipelineError, TokenizerError
+from pipeline.errors import ArtifactError, CheckpointError, MeasurementError, PipelineError, TokenizerError
 from pipeline.files import new_folder, read_array, read_object, write_json
 from pipeline.logits import Head, logprob_of, shifted_logits
 from pipeline.models import spec_of
@@ -27,34 +27,19 @@ from pipeline.types import Engine, Messages, Prompt, Reply, SourceIdentity, Wind
 
 
 class TorchRuntime:
-    """A checkpoint in float32 on the CPU, with sdpa attention. It scores; it is not timed."""
+    """A model in float32 on the CPU, with sdpa attention. It scores; it is not timed. `of_checkpoint` and `of_tensors`
+    make one.
+    """
 
-    def __init__(self, checkpoint: Checkpoint, threads: int = 0) -> None:
+    def __init__(self, model: Any, head: Head, name: str) -> None:
         torch, transformers = _torch()
-        if threads:
-            torch.set_num_threads(threads)
-        checkpoint.check(spec_of(checkpoint.config))
-        try:
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                checkpoint.path,
-                dtype=torch.float32,
-                attn_implementation="sdpa",
-                use_safetensors=True,
-                local_files_only=True,
-                trust_remote_code=False,
-            )
-        except Exception as error:  # it raises many kinds, mostly of values in config.json
-            raise CheckpointError(
-                f"{checkpoint.path}: transformers {transformers.__version__} cannot load it: "
-                f"{' '.join(str(error).split())}. Correct its config.json, or fetch it again."
-            ) from error
         self._torch = torch
         self._model = model.eval()
         self._decoder = self._model.model
-        self.head = head_of(checkpoint)
+        self.head = head
         self.vocab_size = len(self.head.weight)
         self.engine = Engine(
-            name="transformers",
+            name=name,
             version=f"transformers {transformers.__version__}, torch {torch.__version__}",
             instruction_set=torch.backends.cpu.get_cpu_capability(),
             device="cpu",
@@ -73,7 +58,7 @@ class TorchRuntime:
         """See Scorer."""
         yield self.head.logits(self.hidden(ids, start))
 
-    def greedy(self, ids: Sequence[int], limit: int, stop_ids: Sequence[int]) -> list[int]:
+    def greedy(self, ids: Sequence[int], limit: int, stop_ids: Collection[int]) -> list[int]:
         """The most likely tokens behind `ids`: at most `limit`, one of `stop_ids` being the last.
 
         Not transformers' `generate`: it would apply the repetition penalty of generation_config.json, which is no
@@ -87,6 +72,56 @@ class TorchRuntime:
                 found.append(int(out.logits[0, -1].argmax()))
                 given, cache = self._torch.tensor([found[-1:]]), out.cache
         return found
+
+
+def of_checkpoint(checkpoint: Checkpoint, threads: int = 0) -> TorchRuntime:
+    """A checkpoint as transformers loads it.
+
+    Raises:
+        CheckpointError: the checkpoint is not whole, or transformers does not load it.
+    """
+    torch, transformers = _torch(threads)
+    checkpoint.check(spec_of(checkpoint.config))
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            checkpoint.path,
+            dtype=torch.float32,
+            attn_implementation="sdpa",
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+        )
+    except Exception as error:  # it raises many kinds, mostly of values in config.json
+        raise CheckpointError(
+            f"{checkpoint.path}: transformers {transformers.__version__} cannot load it: "
+            f"{' '.join(str(error).split())}. Correct its config.json, or fetch it again."
+        ) from error
+    return TorchRuntime(model, head_of(checkpoint), "transformers")
+
+
+def of_tensors(
+    place: Path, config: Mapping[str, Any], tensors: Mapping[str, NDArray[np.float32]], name: str, threads: int = 0
+) -> TorchRuntime:
+    """The architecture of a config.json, which speaks of no quantization, with `tensors` by Hugging Face's names: every
+    one that it needs, in its shape. They are not copied. `name` is what the engine is called, `place` is for errors.
+
+    Raises:
+        ArtifactError: transformers does not build it.
+    """
+    torch, transformers = _torch(threads)
+    weights = {key: torch.from_numpy(np.require(tensor, np.float32, ["C", "W"])) for key, tensor in tensors.items()}
+    try:
+        read = transformers.CONFIG_MAPPING[config["model_type"]].from_dict({**config})
+        model = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(read)].from_pretrained(
+            None, config=read, state_dict=weights, dtype=torch.float32, attn_implementation="sdpa"
+        )
+    except Exception as error:  # as above
+        raise ArtifactError(
+            f"{place}: transformers {transformers.__version__} cannot build what its config.json says: "
+            f"{' '.join(str(error).split())}. Convert it again, or correct its config.json."
+        ) from error
+    head = weights["model.embed_tokens.weight" if read.tie_word_embeddings else "lm_head.weight"]
+    return TorchRuntime(model, Head(head.numpy()), name)
 
 
 def head_of(checkpoint: Checkpoint) -> Head:
@@ -122,7 +157,7 @@ def write_reference(
         CheckpointError: the checkpoint is not whole.
         MeasurementError: its logits are not finite or all alike.
     """
-    runtime = TorchRuntime(checkpoint)
+    runtime = of_checkpoint(checkpoint)
     count, scored = len(windows.ids), windows.scored
     with new_folder(folder) as partial:
         shape = (count, scored, runtime.head.weight.shape[1])
@@ -218,7 +253,8 @@ def _target_logprob(logits: NDArray[np.float32], targets: NDArray[np.int32]) -> 
     return logprob
 
 
-def _torch() -> tuple[Any, Any]:
+def _torch(threads: int = 0) -> tuple[Any, Any]:
+    """torch and transformers, quiet; threads 0 leaves their number as it is."""
     try:
         import torch
         import transformers
@@ -226,4 +262,6 @@ def _torch() -> tuple[Any, Any]:
         raise PipelineError(f"the reference needs torch and transformers ({error}). Run: make setup") from error
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+    if threads:
+        torch.set_num_threads(threads)
     return torch, transformers

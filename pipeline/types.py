@@ -253,8 +253,11 @@ class Reply:
 class Scorer(Protocol):
     """Whatever gives logits."""
 
-    engine: Engine
-    vocab_size: int
+    @property
+    def engine(self) -> Engine: ...
+
+    @property
+    def vocab_size(self) -> int: ...
 
     def score(self, ids: NDArray[np.int32], start: int) -> Iterator[NDArray[np.float32]]:
         """Logits [rows, vocab] float32 of positions `start` to the last of `ids` [context], in chunks of rows.
@@ -267,11 +270,15 @@ class Scorer(Protocol):
 class Runtime(Scorer, Protocol):
     """A loaded artifact, which can be timed and spoken to as well. `kv_bytes`: its KV cache, for its whole context.
 
-    `native` is the artifact's own runtime where `score` is another one, for a check that both agree; else None.
+    `native` is the artifact's own runtime where `score` is another one, for a check that both agree; else None. Its
+    `score` may be called from several threads at once. `prefill` and `decode` are always of the artifact's own runtime.
     """
 
-    kv_bytes: int
-    native: Scorer | None
+    @property
+    def kv_bytes(self) -> int: ...
+
+    @property
+    def native(self) -> Scorer | None: ...
 
     def prefill(self, ids: NDArray[np.int32]) -> float:
         """Seconds of wall clock to take in `ids` into an empty cache, up to the logits of the last."""
@@ -279,6 +286,12 @@ class Runtime(Scorer, Protocol):
 
     def decode(self, n: int) -> float:
         """Seconds of wall clock for n tokens, one at a time, behind what the cache holds."""
+        ...
+
+    def peak_memory(self) -> tuple[int, str] | None:
+        """Bytes that the engine says it held at most, and the function that says it; None where what the process had
+        resident tells.
+        """
         ...
 
     def prompt(self, messages: Messages) -> Prompt | None:

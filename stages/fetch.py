@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,11 @@ def main() -> None:
     given = params.load(paths.PARAMS)
     builds = {name: _build(variant) for name, variant in given.variants.items()}  # refused before hours of work
     for name, variant in given.variants.items():
-        settings = given.evaluate_of(name)
-        room(variant.format, "run").check_settings(settings.kv_type, settings.flash_attention)
+        check, scored = room(variant.format, "run").check_settings, given.evaluate_of(name)
+        check(scored.kv_type, scored.flash_attention)
+        timed = asdict(given.benchmark) | given.timed_as(name)
+        flash = timed["flash_attention"]
+        check(timed["kv_type"], None if flash == "auto" else flash, timed["device"])
     with open_checkpoint(given.checkpoint, given.revision) as checkpoint:
         write_json(paths.SOURCE, checkpoint.identity())
     write_json(paths.BUILDS, builds)

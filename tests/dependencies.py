@@ -26,11 +26,11 @@ def file_of(module: str) -> Path | None:
     return base / "__init__.py" if (base / "__init__.py").exists() else None
 
 
-def imported(stage: str, rooms: tuple[str, ...] = ()) -> set[Path]:
-    """Files of pipeline/ that stages/`stage`.py needs, with those of the `rooms` of each format, imported by name."""
+def imported(stage: str, rooms: tuple[str, ...] = (), formats: str = "*") -> set[Path]:
+    """Files of pipeline/ that stages/`stage`.py needs, with those of the `rooms` of `formats`, imported by name."""
     pending = [ROOT / "stages" / f"{stage}.py"]
     for room in rooms:
-        pending += (ROOT / "pipeline" / "formats").glob(f"*/{room}.py")
+        pending += (ROOT / "pipeline" / "formats").glob(f"{formats}/{room}.py")
     seen = set(pending)
     while pending:
         for module in modules_of(pending.pop()):

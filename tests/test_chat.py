@@ -26,7 +26,7 @@ from pipeline.formats.gguf.metadata import metadata
 from pipeline.formats.gguf.run import GgufRuntime
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.tokenizer import Tokenizer
-from pipeline.torch_forward import Reference, TorchRuntime, load_reference, reference_chat, write_reference
+from pipeline.torch_forward import Reference, load_reference, of_checkpoint, reference_chat, write_reference
 from pipeline.types import Messages, Prompt, Reply, Scores, Windows
 
 TEMPLATE = (
@@ -129,7 +129,7 @@ def test_replies_are_those_of_transformers(stops: bool, endless: Path, ending: P
     assert generated(source, RENDERED)[0] == expected
     prompt = Tokenizer(source).encode(RENDERED).tolist()
     with Checkpoint(source) as checkpoint:
-        chat = reference_chat(checkpoint, TorchRuntime(checkpoint))
+        chat = reference_chat(checkpoint, of_checkpoint(checkpoint))
     with opened(converted(source)) as runtime:
         found = runtime.prompt(chats.MESSAGES)
         reply = runtime.reply(prompt, chats.LIMIT)
@@ -165,7 +165,7 @@ def test_a_real_models_reply_is_that_of_transformers(
     messages: Messages = [{"role": "user", "content": question}]
     monkeypatch.setattr(chats, "MESSAGES", messages)
     with Checkpoint(smollm) as checkpoint:
-        chat = reference_chat(checkpoint, TorchRuntime(checkpoint))
+        chat = reference_chat(checkpoint, of_checkpoint(checkpoint))
     assert chat is not None
     assert chat.prompt.text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
     expected, margin = generated(smollm, chat.prompt.text)
@@ -244,7 +244,7 @@ def test_special_tokens_in_a_template_are_the_checkpoints(bos: str | None, tmp_p
     if bos:  # a tokenizer that adds it: not to a prompt, whose template writes it
         (source / "tokenizer.json").write_text(json.dumps(tokenizer_json() | {"post_processor": adds(bos, 260)}))
     with Checkpoint(source) as checkpoint:
-        chat = reference_chat(checkpoint, TorchRuntime(checkpoint))
+        chat = reference_chat(checkpoint, of_checkpoint(checkpoint))
     assert chat is not None
     assert chat.prompt.text == (f"[{bos}]" if bos else "") + RENDERED + "<|im_end|>"
     assert chat.prompt.ids.count(260) == (bos is not None)
@@ -319,7 +319,7 @@ def test_a_reference_without_a_reply_is_an_error(ending: Path, windows: Windows)
 def test_a_template_that_fails_is_an_error(tmp_path: Path) -> None:
     source = chatty(tmp_path / "c", "{{ raise_exception('a system message is needed') }}")
     with Checkpoint(source) as checkpoint, pytest.raises(TokenizerError, match="a system message is needed"):
-        reference_chat(checkpoint, TorchRuntime(checkpoint))
+        reference_chat(checkpoint, of_checkpoint(checkpoint))
     with opened(converted(source)) as runtime, pytest.raises(Exception, match="a system message is needed") as raised:
         runtime.prompt(chats.MESSAGES)
     assert type(raised.value).__name__ == "ArtifactError"

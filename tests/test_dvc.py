@@ -15,6 +15,8 @@ import pytest
 import yaml
 from dependencies import imported
 
+from pipeline.formats import FORMATS
+
 ROOT = Path(__file__).parent.parent
 STAGES = ("fetch", "corpus", "reference", "convert", "evaluate", "machine", "benchmark", "report", "gate")
 FORMAT_STAGES = {  # rooms imported by name
@@ -42,12 +44,15 @@ def test_the_stages_are_the_nine() -> None:
     assert {path.stem for path in (ROOT / "stages").glob("*.py")} - {"__init__"} == set(STAGES)
 
 
+@pytest.mark.parametrize("format_name", FORMATS)
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_depends_on_every_file_it_imports(stage: str) -> None:
+def test_a_stage_depends_on_every_file_it_imports(stage: str, format_name: str) -> None:
     definition = stages()[stage]
+    of_one = "foreach" in definition  # a variant, and so a format
     listed = [Path(dep) for dep in definition.get("do", definition)["deps"]]
-    needed = imported(stage, FORMAT_STAGES.get(stage, ())) | {Path("stages") / f"{stage}.py"}
-    listed = [Path(str(path).replace("${item.format}", "gguf")) for path in listed]
+    needed = imported(stage, FORMAT_STAGES.get(stage, ()), format_name if of_one else "*")
+    needed |= {Path("stages") / f"{stage}.py"}
+    listed = [Path(str(path).replace("${item.format}", format_name)) for path in listed]
     missing = [str(path) for path in sorted(needed) if not any(path == dep or dep in path.parents for dep in listed)]
     assert not missing
     assert all((ROOT / path).exists() for path in listed if path.parts[0] != "artifacts" and path.parts[0] != "reports")

@@ -53,6 +53,7 @@ def test_figures_say_what_they_are_of(made: Path, windows: Windows, reference: R
     found, scores = evaluate(made, artifact.load(made), windows, reference, SETTINGS)
     loaded = artifact.load(made)
     assert found["artifact"] == loaded.files
+    assert found["parity"] is None  # llama.cpp scored
     assert found["identity"] == reference_meta(loaded.source, windows)
     assert found["identity"] == {key: value for key, value in reference.meta.items() if key != "engine"}
     assert (found["engine"]["name"], found["engine"]["threads"]) == ("llama.cpp", 2)

@@ -48,7 +48,9 @@ def drop_from_page_cache(paths: Sequence[Path]) -> bool:
 
 
 def cached_share(path: Path) -> float:
-    """Share of a file's pages that lie in Linux's page cache (mincore)."""
+    """Share of a file's pages that lie in Linux's page cache (mincore); an empty one has none."""
+    if path.stat().st_size == 0:
+        return 0.0
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         pages = -(-len(mapped) // mmap.PAGESIZE)
         resident = np.empty(pages, np.uint8)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pipeline.errors import MeasurementError
 from pipeline.metrics.stats import interval_json, mann_kendall_p, median_interval, theil_sen_slope
 from pipeline.progress import Advance, silent
-from pipeline.types import Interval, Runtime
+from pipeline.types import Engine, Interval, Runtime
 
 AGREEMENT = 0.05  # two warm-up rounds closer than this end the warm-up
 WARM_UP_ROUNDS = 10  # at most
@@ -109,6 +109,8 @@ def measure(
         MeasurementError: a time that is zero, negative or infinite.
     """
     prompts = prompts or Prompts(min(runtime.vocab_size for runtime in runtimes.values()))
+    for runtime in runtimes.values():
+        engine_of(runtime)  # loaded now, where it loads late
     samples = {name: Samples() for name in runtimes}
     for name in runtimes:
         for task in tasks[name]:
@@ -122,6 +124,11 @@ def measure(
             found.seconds.setdefault(task, []).append(seconds)
         advance(1)
     return samples
+
+
+def engine_of(runtime: Runtime) -> Engine:
+    """What computes a prefill and a decode: the artifact's own runtime, which need not be the one that scores."""
+    return (runtime.native or runtime).engine
 
 
 def run(runtime: Runtime, task: Task, prompts: Prompts) -> float:
@@ -160,8 +167,9 @@ def _undisturbed(runtime: Runtime, task: Task, prompts: Prompts) -> tuple[float,
         begin, cpu = time.perf_counter(), time.process_time()
         seconds = run(runtime, task, prompts)
         wall = time.perf_counter() - begin
-        on_gpu = runtime.engine.device != "cpu"  # CPU time says nothing then
-        if on_gpu or time.process_time() - cpu >= BUSY * wall * runtime.engine.threads:
+        engine = engine_of(runtime)
+        on_gpu = engine.device != "cpu"  # CPU time says nothing then
+        if on_gpu or time.process_time() - cpu >= BUSY * wall * engine.threads:
             return seconds, False
     return seconds, True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from pipeline.metrics import timing
 from pipeline.metrics.memory import drop_from_page_cache, peak_rss_bytes
 from pipeline.metrics.timing import Prompts, Samples, Task
 from pipeline.types import Artifact, Engine, Runtime
+
+RESIDENT = "resident set"  # as `memory_by`
 
 PASSES = 2  # forward and backward: a drift that grows evenly falls on every variant alike
 
@@ -44,7 +46,7 @@ class Opening:
 class ColdStart:
     """Seconds to open the runtime and of its first prefill, of `tokens`; whether the weights came from the disk.
 
-    `peak_rss_bytes` is None where the process did not go on to the longest prompt.
+    `peak_memory_bytes` and by what they were counted are None where the process did not go on to the longest prompt.
     """
 
     load_seconds: float
@@ -52,7 +54,8 @@ class ColdStart:
     tokens: int
     page_cache_dropped: bool
     kv_bytes: int
-    peak_rss_bytes: int | None
+    peak_memory_bytes: int | None = None
+    memory_by: str | None = None
 
 
 @dataclass(frozen=True)
@@ -78,10 +81,12 @@ def cold_start(opening: Opening, and_memory: bool) -> ColdStart:
     try:
         prompts = Prompts(runtime.vocab_size)
         first = timing.run(runtime, Task("prefill", shortest), prompts)
-        if and_memory:
-            timing.run(runtime, Task("decode", opening.decode, behind=longest), prompts)
-        peak = peak_rss_bytes() if and_memory else None
-        return ColdStart(load_seconds, first, shortest, dropped, runtime.kv_bytes, peak)
+        start = ColdStart(load_seconds, first, shortest, dropped, runtime.kv_bytes)
+        if not and_memory:
+            return start
+        timing.run(runtime, Task("decode", opening.decode, behind=longest), prompts)
+        peak, by = runtime.peak_memory() or (peak_rss_bytes(), RESIDENT)
+        return replace(start, peak_memory_bytes=peak, memory_by=by)
     finally:
         runtime.close()
 
@@ -92,7 +97,7 @@ def visit(opening: Opening, rounds: int, given: int) -> Visit:
     try:
         prompts = Prompts(runtime.vocab_size, given)
         (samples,) = timing.measure({"": runtime}, {"": opening.tasks}, rounds, prompts).values()
-        return Visit(samples, runtime.engine, prompts.given)
+        return Visit(samples, timing.engine_of(runtime), prompts.given)
     finally:
         runtime.close()
 

@@ -21,7 +21,7 @@ from pipeline.formats.gguf.write import write
 from pipeline.logits import Head, logprob_of, shifted_logits
 from pipeline.metrics.quality import compare, score, summarize
 from pipeline.source.checkpoint import Checkpoint
-from pipeline.torch_forward import Reference, TorchRuntime, load_reference, write_reference
+from pipeline.torch_forward import Reference, load_reference, of_checkpoint, write_reference
 from pipeline.types import Engine, Scores, Windows
 
 VOCAB, WIDTH, CONTEXT, COUNT = 50, 8, 12, 3
@@ -352,7 +352,7 @@ def stored(source: Path, text: Windows, tmp_path_factory: pytest.TempPathFactory
 
 def test_the_reference_scored_against_itself_differs_by_nothing(source: Path, text: Windows, stored: Path) -> None:
     with Checkpoint(source) as checkpoint:
-        runtime = TorchRuntime(checkpoint)
+        runtime = of_checkpoint(checkpoint)
         reference = load_reference(stored, checkpoint)
         scores = score(runtime, text, reference)
         found = summarize(scores, reference, text, runtime.engine)
@@ -377,7 +377,7 @@ def test_the_head_gives_a_row_the_same_bits_among_however_many(rows: int, vocab:
 
 def test_the_reference_is_not_timed(source: Path) -> None:
     with Checkpoint(source) as checkpoint:
-        runtime = TorchRuntime(checkpoint)
+        runtime = of_checkpoint(checkpoint)
     assert runtime.engine.device == "cpu"
     assert not {"prefill", "decode"} & set(dir(runtime))
 

@@ -42,6 +42,7 @@ class Fake:
     vocab_size: int = VOCAB
     device: str = "cpu"
     kv_bytes: int = 0
+    native: None = None
 
     @property
     def engine(self) -> Engine:
