@@ -32,5 +32,6 @@ check: setup
 bench: setup
 	python -m benchmarks.equality
 	python -m benchmarks.convert
+	python -m benchmarks.mlx
 	python -m benchmarks.perplexity
 	python -m benchmarks.prefill

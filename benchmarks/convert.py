@@ -8,7 +8,6 @@ ROUNDS.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 import statistics
@@ -18,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.material import doubled, make_smollm, shared
+from benchmarks.material import make_enlarged, make_smollm, shared
 from pipeline.formats.gguf.schemes import SCHEMES
 
 ROUNDS = 5
@@ -57,11 +56,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         once = make_smollm(material, work / "smollm")
-        twice = work / "twice"
-        # in a process of its own: a child's peak memory begins with what its parent held when it was forked
-        maker = multiprocessing.get_context("spawn").Process(target=doubled, args=(once, twice))
-        maker.start()
-        maker.join()
+        twice = make_enlarged(once, 2, work / "twice")
         run(ours(once, "bf16", work / "bf16"))
         print("Conversion of SmolLM2-135M as Qwen2 (269 MB bf16), medians of", ROUNDS, "alternating rounds")
         print(f"{'scheme':8} {'ours, s':>8} {'MB':>5} {'peer, s':>8} {'MB':>5} {'ours/peer':>9} {'of twice, MB':>13}")

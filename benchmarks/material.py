@@ -1,12 +1,17 @@
-"""What the benchmarks measure on: a real checkpoint, and the same one twice as large."""
+"""What the benchmarks measure on: a real checkpoint, and the same one made larger."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 TEXT = Path("data") / "wikitext-2-raw" / "wiki.test.raw"
 
@@ -27,18 +32,36 @@ def make_smollm(folder: Path, out: Path) -> Path:
     return out
 
 
-def doubled(checkpoint: Path, out: Path) -> None:
-    """The checkpoint with every layer twice: of no use to a reader, of use to see what memory grows with."""
+def make_enlarged(checkpoint: Path, times: int, out: Path) -> Path:
+    """`enlarged` in a process of its own: a child's peak memory may begin with what its parent held."""
+    maker = multiprocessing.get_context("spawn").Process(target=enlarged, args=(checkpoint, times, out))
+    maker.start()
+    maker.join()
+    if maker.exitcode:
+        raise SystemExit(f"the checkpoint {times} times as large was not made")
+    return out
+
+
+def enlarged(checkpoint: Path, times: int, out: Path) -> None:
+    """The checkpoint with its layers again and again until it has `times` the bytes: of no use to a reader, of use to
+    see what memory grows with.
+    """
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(checkpoint / "model.safetensors")
     config = json.loads((checkpoint / "config.json").read_text())
-    layers = config["num_hidden_layers"]
+    had = config["num_hidden_layers"]
+    layers: dict[int, dict[str, torch.Tensor]] = {}
     for name in [name for name in tensors if name.startswith("model.layers.")]:
         _, _, layer, rest = name.split(".", 3)
-        tensors[f"model.layers.{int(layer) + layers}.{rest}"] = tensors[name].clone()
+        layers.setdefault(int(layer), {})[rest] = tensors.pop(name)
+    others = sum(tensor.nbytes for tensor in tensors.values())
+    of_layers = sum(tensor.nbytes for layer in layers.values() for tensor in layer.values())
+    count = round(had * (times * (others + of_layers) - others) / of_layers)
+    for at in range(count):
+        tensors |= {f"model.layers.{at}.{rest}": tensor.clone() for rest, tensor in layers[at % had].items()}
     out.mkdir()
     save_file(tensors, str(out / "model.safetensors"))
-    (out / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2 * layers}))
+    (out / "config.json").write_text(json.dumps(config | {"num_hidden_layers": count}))
     for side in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         (out / side).write_bytes((checkpoint / side).read_bytes())

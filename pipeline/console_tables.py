@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from rich.console import Console
@@ -14,7 +15,7 @@ from pipeline.gate import FAIL, INCONCLUSIVE, PASS, Result
 from pipeline.report.measurements import timed_figures
 from pipeline.report.pareto import change
 from pipeline.report.speeds import COSTS, NOT_MEASURED, cost_notes, costs, marks, rate_notes, tasks_of
-from pipeline.report.text import decimals, effective, megabytes, ranged, shortened
+from pipeline.report.text import decimals, effective, megabytes, parity, ranged, shortened
 
 COLORS = {PASS: "green", FAIL: "red", INCONCLUSIVE: "yellow"}
 
@@ -46,10 +47,21 @@ def inspection(found: Mapping[str, Any]) -> None:
     for key, value in shape.items():
         _row(facts, key, {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value))
     weights = _table("scheme", "tensors, MB", "bits/weight", "effective types", right=("tensors, MB", "bits/weight"))
-    for name, scheme in found["schemes"].items():
-        size, types = megabytes(scheme["tensor_bytes"]), effective(scheme["effective_types"])
-        _row(weights, name, size, f"{scheme['bits_per_weight']:.2f}", types)
+    refused: dict[str, list[str]] = {}  # by reason, which names the scheme first
+    for format_name, rows in groupby(found["schemes"].items(), key=lambda row: row[0].partition("/")[0]):
+        if weights.row_count:
+            weights.add_row()
+        for name, scheme in rows:
+            if reason := scheme.get("refused"):
+                bare = name.removeprefix(f"{format_name}/")
+                refused.setdefault(reason.removeprefix(bare).strip(), []).append(name)
+                _row(weights, name, "-", "-", Text("refused", "yellow"))
+                continue
+            size, types = megabytes(scheme["tensor_bytes"]), effective(scheme["effective_types"])
+            _row(weights, name, size, f"{scheme['bits_per_weight']:.2f}", types)
     _print(facts, "", weights)
+    for reason, names in refused.items():
+        _print("", f"[yellow]refused[/yellow] {', '.join(names)}: {escape(reason)}")
     if found["plan"]:
         plan = _table("role", "layers", "shape", "type", "why")
         for row in found["plan"]:
@@ -60,10 +72,14 @@ def inspection(found: Mapping[str, Any]) -> None:
 
 
 def schemes(listed: Sequence[Mapping[str, Any]]) -> None:
-    table = _table("format", "scheme", "bits/weight", "runs on", right=("bits/weight",))
-    for row in listed:
-        _row(table, row["format"], row["scheme"], f"{row['bits_per_weight']:.2f}", row["runs_on"])
-    _print(table, "", "Nominal bits: `quantgate inspect CHECKPOINT` shows what a checkpoint really gets.")
+    for format_name, rows in groupby(listed, key=lambda row: row["format"]):
+        table = _table("format", "scheme", "bits/weight", right=("bits/weight",))
+        where = ""
+        for row in rows:
+            _row(table, format_name, row["scheme"], f"{row['bits_per_weight']:.2f}")
+            where = row["runs_on"]
+        _print(f"[bold]{format_name}[/bold] runs on {where}", table, "")
+    _print("Nominal bits: `quantgate inspect CHECKPOINT` shows what a checkpoint really gets.")
 
 
 def quality(name: str, found: Mapping[str, Any]) -> None:
@@ -81,6 +97,8 @@ def quality(name: str, found: Mapping[str, Any]) -> None:
     _row(table, "same top-1", ranged({key: share and share * 100 for key, share in same.items()}, 2) + " %")
     _row(table, "bits per byte", f"{found['bits_per_byte']:.4f}")
     _row(table, "scored", f"{found['scored_tokens']} tokens in {found['windows']} windows")
+    if found["parity"]:
+        _row(table, "checked", f"against {parity(found['parity'])}")
     for label, text in _reply(found["reply"]):
         _row(table, label, text)
     _print(f"[bold]{escape(name)}[/bold] (brackets: 95 % intervals over windows)", table)
@@ -102,7 +120,7 @@ def speed(found: Mapping[str, Any]) -> None:
     memory = _table("artifact", *COSTS, right=COSTS)
     for name, variant in variants.items():
         for task, figures in tasks_of(variant):
-            _row(rates, name, task, ranged(figures, 1), marks(figures), str(figures["rounds"]))
+            _row(rates, name, task, ranged(figures, 1), marks(variant, figures), str(figures["rounds"]))
         for task in variant["not_measured"]:
             _row(rates, name, task, NOT_MEASURED)
         _row(memory, name, *costs(variant))

@@ -79,7 +79,8 @@ def judge(
 ) -> Result:
     """Check every variant named against its limits.
 
-    `asked` is the scheme or path that params.yaml asks of each variant: figures of another one are stale.
+    `asked` is the format, and the scheme or path, that params.yaml asks of each variant: figures of another one are
+    stale.
     """
     checks: list[Check] = []
     measured, identity = (_mapping(measurements, key) for key in ("variants", "identity"))

@@ -44,7 +44,8 @@ class Variant:
     @property
     def asked(self) -> dict[str, str]:
         """What measurements.json must say of it."""
-        return {"path": self.path} if self.path else {"scheme": mix_name(self.scheme or "", self.types)}
+        what = {"path": self.path} if self.path else {"scheme": mix_name(self.scheme or "", self.types)}
+        return {"format": self.format, **what}
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Params:
 
     @property
     def asked(self) -> dict[str, dict[str, str]]:
-        """The scheme or path of each variant."""
+        """The format, and the scheme or path, of each variant."""
         return {name: variant.asked for name, variant in self.variants.items()}
 
     def evaluate_of(self, name: str) -> Evaluate:

@@ -26,6 +26,18 @@ ENGINE = {
     "mmap": True,
 }
 TIMING_ENGINE = {**ENGINE, "device": "gpu", "flash_attention": "auto", "threads": 4}
+MLX_ENGINE = {
+    **ENGINE,
+    "name": "torch",
+    "version": "torch 2",
+    "kv_type": "float32",
+    "batch": None,
+    "micro_batch": None,
+    "mmap": None,
+}
+MLX_TIMING_ENGINE = {**MLX_ENGINE, "name": "mlx", "version": "mlx 0.32", "device": "gpu", "batch": 2048}
+PARITY = {"windows": 2, "tokens": 510, "max_difference": 8e-6, "limit": 1e-3, "engine": MLX_TIMING_ENGINE}
+UNREPRESENTATIVE = "MLX on a CPU is not what anybody runs"
 TIMING = {"decode": 64, "rounds": 7, "device": "auto", "threads": 0, "flash_attention": "auto", "kv_type": "f16"}
 MACHINE = {
     "cpu": "A CPU",
@@ -57,12 +69,13 @@ def costs() -> dict[str, Any]:
     cold = {"load_seconds": {"value": 0.254, "n": 3}, "first_prefill_seconds": {"value": 1.5, "n": 3}}
     return {
         "cold_start": {**cold, "tokens": 128, "page_cache_dropped": True},
-        "peak_rss_bytes": 123_400_000,
+        "peak_memory_bytes": 123_400_000,
+        "memory_by": "resident set",
         "kv_bytes": 6_291_456,
     }
 
 
-NO_COSTS = {"cold_start": {}, "peak_rss_bytes": None, "kv_bytes": None}
+NO_COSTS = {"cold_start": {}, "peak_memory_bytes": None, "memory_by": None, "kv_bytes": None}
 
 
 def variant(size: int, kld: float, ratio: float, prefill: float | None = 1000.0, **other: Any) -> dict[str, Any]:
@@ -73,6 +86,7 @@ def variant(size: int, kld: float, ratio: float, prefill: float | None = 1000.0,
         "path": None,
         "tensors_sha256": f"{size:064x}",
         "size_bytes": size,
+        "folder_bytes": size,
         "bits_per_weight": 4.5,
         "effective_types": {"Q4_0": 900, "Q6_K": 98, "F32": 2},
         "ppl": figure(80.5, 5.0),
@@ -85,14 +99,32 @@ def variant(size: int, kld: float, ratio: float, prefill: float | None = 1000.0,
         "scored_tokens": 40 * 255,
         "reply": None,
         "engine": ENGINE,
+        "parity": None,
         "timing_engine": {} if prefill is None else TIMING_ENGINE,
         "identity": IDENTITY,
         "prefill": speed,
         "decode": {} if prefill is None else {"64": rate(300.0)},
+        "unrepresentative": None,
         "not_measured": {},
         **(NO_COSTS if prefill is None else costs()),
         **other,
     }
+
+
+def mlx_variant(size: int, kld: float, ratio: float, prefill: float | None = 50.0, **other: Any) -> dict[str, Any]:
+    """As it is measured where there is no Apple GPU."""
+    mlx = {
+        "format": "mlx",
+        "scheme": "int4",
+        "folder_bytes": size + 500_000,
+        "effective_types": {"int4-g64": 998, "BF16": 2},
+        "engine": MLX_ENGINE,
+        "parity": PARITY,
+        "timing_engine": {} if prefill is None else MLX_TIMING_ENGINE | {"device": "cpu"},
+        "unrepresentative": None if prefill is None else UNREPRESENTATIVE,
+        **NO_COSTS,
+    }
+    return variant(size, kld, ratio, prefill, **mlx | other)
 
 
 def hand_made() -> dict[str, Any]:

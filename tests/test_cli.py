@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from commands import refused, run, squeezed, succeeded
-from figures import IDENTITY
+from figures import IDENTITY, PARITY
 from support import Shape, tokenizer_json, write_checkpoint
 
 from pipeline import chat as chats
@@ -31,16 +31,21 @@ def test_the_table_of_schemes_fits_a_terminal() -> None:
     assert max(len(line) for line in lines) <= 80
     assert any(line.split()[:3] == ["gguf", "q4_k_m", "4.50"] for line in lines)
     assert any(line.split()[:3] == ["gguf", "bf16", "16.00"] for line in lines)
+    assert any(line.split()[:3] == ["mlx", "bf16", "16.00"] for line in lines)
+    assert "gguf runs on llama.cpp: CPU everywhere, Metal on Apple Silicon" in lines
 
 
 def test_schemes_as_json() -> None:
-    found = {row["scheme"]: row for row in json.loads(succeeded("schemes", "--json", "-").stdout)}
+    listed = json.loads(succeeded("schemes", "--json", "-").stdout)
+    found = {row["scheme"]: row for row in listed if row["format"] == "gguf"}
     assert found.keys() == {
         *("f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q5_k_s", "q5_1", "q5_0", "q4_k_m", "q4_k_s", "q4_1", "q4_0"),
         *("iq4_nl", "iq4_xs", "q3_k_l", "q3_k_m", "q3_k_s", "q2_k"),
     }
     assert found["q8_0"]["bits_per_weight"] == 8.5
-    assert found["q8_0"]["format"] == "gguf"
+    mlx = {row["scheme"]: row["bits_per_weight"] for row in listed if row["format"] == "mlx"}
+    assert (mlx["bf16"], mlx["int4"], mlx["int8-g32"], mlx["nvfp4"], mlx["mixed_3_6"]) == (16, 4.5, 9, 4.5, 3.5)
+    assert len(listed) == len(found) + len(mlx)
 
 
 # inspect
@@ -118,7 +123,8 @@ def test_inspect_lists_what_the_format_would_refuse_beside_tensors(
     (problem,) = json.loads(result.stdout)["problems"]
     assert said in problem
     refusal = refused("convert", folder, "--format", "gguf", "--scheme", "q8_0", "--out", tmp_path / "out")
-    assert refusal == f"Error: {problem}\n"  # of what is listed convert says the same
+    assert problem.startswith("gguf: ")  # MLX takes it
+    assert refusal == f"Error: {problem.removeprefix('gguf: ')}\n"  # of what is listed convert says the same
 
 
 def test_inspect_of_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -271,11 +277,18 @@ def test_evaluate_shows_the_reply(
     figures = {"mean": 0.2, "median": 0.2, "p99": 0.2, "max": 0.2}
     found = {"ppl": 9.0, "ppl_interval": interval, "reference_ppl": 8.0, "ln_ppl_ratio": {"value": 0.2, **interval}}
     found |= {"kld": figures, "kld_interval": {"mean": interval}, "same_top": 0.2, "same_top_interval": interval}
-    console_tables.quality("name", found | {"bits_per_byte": 1.0, "scored_tokens": 9, "windows": 3, "reply": reply})
+    found |= {"bits_per_byte": 1.0, "scored_tokens": 9, "windows": 3, "parity": None, "reply": reply}
+    console_tables.quality("name", found)
     lines = capsys.readouterr().out.splitlines()
+    assert not any(line.startswith("checked") for line in lines)
     assert max(map(len, lines)) <= 80
     (at,) = [i for i, line in enumerate(lines) if line.startswith("reply")]
     assert [line.split() for line in lines[at:]] == [line.split() for line in shown]
+    console_tables.quality("name", found | {"parity": PARITY})
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    checked = "checked against mlx (mlx 0.32) on 2 windows: log-probabilities differ by at most 8.0e-06 nats"
+    assert squeezed(f"{checked} (limit 1e-03)") in squeezed(text)
 
 
 def test_evaluate_asks_for_a_longer_text(source: Path, made: Path, text: Path) -> None:
@@ -357,7 +370,7 @@ def test_benchmark_keeps_raw_seconds(source: Path, made: Path, tmp_path: Path) -
         assert variant["decode"].keys() == {"4"}
         assert variant["not_measured"].keys() == {"prefill 8192"}
         assert variant["cold_start"]["tokens"] == 8
-        assert variant["peak_rss_bytes"] > variant["kv_bytes"] > 0
+        assert variant["peak_memory_bytes"] > variant["kv_bytes"] > 0
         for kind in ("prefill", "decode"):
             for n, task in variant[kind].items():
                 assert len(task["seconds"]) == 6
@@ -398,10 +411,13 @@ def test_speeds_are_shown_with_their_marks(capsys: pytest.CaptureFixture[str]) -
             "tokens": 128,
             "page_cache_dropped": False,
         },
-        "peak_rss_bytes": 1_234_567_890,
+        "unrepresentative": None,
+        "peak_memory_bytes": 1_234_567_890,
+        "memory_by": "resident set",
         "kv_bytes": 12_582_912,
     }
-    console_tables.speed({"machine": {"cpu": "A [fast] CPU"}, "variants": {"a-long[name]-q4_k_m": timed}})
+    machine = {"cpu": "A [fast] CPU"}
+    console_tables.speed({"machine": machine, "variants": {"a-long[name]-q4_k_m": timed}})
     text = capsys.readouterr().out
     lines = text.splitlines()
     assert max(len(line) for line in lines) <= 80
@@ -416,6 +432,14 @@ def test_speeds_are_shown_with_their_marks(capsys: pytest.CaptureFixture[str]) -
     assert squeezed("by chance: a-long[name]-q4_k_m prefill 512 -18 %.") in squeezed(text)
     assert squeezed("the page cache not dropped before") in squeezed(text)
     assert "A [fast] CPU" in text
+    none = {"cold_start": {}, "peak_memory_bytes": None, "memory_by": None, "kv_bytes": None}
+    other = {**timed, **none, "prefill": {}, "decode": {"64": task(9.9, [], 0.0)}, "unrepresentative": "[no] GPU"}
+    console_tables.speed({"machine": machine, "variants": {"a": timed, "mlx": other}})
+    text = capsys.readouterr().out
+    assert max(len(line) for line in text.splitlines()) <= 80
+    rows = [line.split() for line in text.splitlines() if line.startswith("mlx ")]
+    assert rows == [["mlx", "decode", "64", "9.9", "[8.9,", "10.9]", "§", "7"], ["mlx", *["not", "measured"] * 4]]
+    assert squeezed("§ Not representative, and so never picked: mlx: [no] GPU. Medians of 7.") in squeezed(text)
 
 
 def test_artifacts_of_one_name_are_refused(made: Path, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ gate:
 
 def project(folder: Path, high: float, params: str = PARAMS) -> None:
     a = {
+        "format": "gguf",
         "scheme": "q8_0",
         "ln_ppl_ratio": {"value": high - 0.01, "low": high - 0.02, "high": high},
         "windows": 40,

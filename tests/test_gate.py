@@ -329,6 +329,30 @@ def test_a_variant_measured_as_its_scheme_passes() -> None:
     assert [check.name for check in result.checks] == [*CHECKS]
 
 
+INT4 = {"format": "mlx", "scheme": "int4"}
+GIVEN = {"format": "mlx", "path": "some/folder"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "measured", "failed"),
+    [
+        (INT4, INT4 | {"path": None}, []),
+        (INT4, INT4 | {"format": "gguf"}, ["same_format"]),  # some schemes of two formats bear the same name
+        (INT4, INT4 | {"scheme": "int8"}, ["same_scheme"]),
+        (INT4, {"format": "gguf", "scheme": "q4_0"}, ["same_format", "same_scheme"]),
+        (GIVEN, GIVEN | {"scheme": "int4"}, []),
+        (GIVEN, GIVEN | {"scheme": "int4", "path": "another/folder"}, ["same_path"]),
+    ],
+)
+def test_an_mlx_variant_is_the_one_that_was_asked_for(
+    asked: dict[str, str], measured: dict[str, Any], failed: list[str]
+) -> None:
+    measurements = {"identity": IDENTITY, "variants": {"v": good() | measured}}
+    result = judge(measurements, ["v"], lambda name: LIMITS, "warn", {"v": asked})
+    assert [check.name for check in result.checks if check.verdict == FAIL] == failed
+    assert result.passes == (not failed)
+
+
 def test_a_variant_without_identity_fails() -> None:
     variant = good()
     del variant["identity"]

@@ -214,13 +214,13 @@ def test_a_share_from_0_to_1_is_a_limit(share: float | None, tmp_path: Path) -> 
 def test_each_variant_asks_for_a_scheme_or_a_file(tmp_path: Path) -> None:
     def change(raw: dict[str, Any]) -> None:
         raw["variants"]["b"] = {"format": "gguf", "scheme": "q8_0", "types": {"ATTN_V": "Q4_K", "output": "f16"}}
-        raw["variants"]["c"] = {"format": "gguf", "path": "some/file.gguf"}
+        raw["variants"]["c"] = {"format": "mlx", "path": "some/folder"}
 
     params = load_changed(tmp_path, change)
     assert params.asked == {
-        "gguf-q4_0": {"scheme": "q4_0"},
-        "b": {"scheme": "q8_0+attn_v=q4_k,output=f16"},
-        "c": {"path": "some/file.gguf"},
+        "gguf-q4_0": {"format": "gguf", "scheme": "q4_0"},
+        "b": {"format": "gguf", "scheme": "q8_0+attn_v=q4_k,output=f16"},
+        "c": {"format": "mlx", "path": "some/folder"},
     }
 
 

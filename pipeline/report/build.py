@@ -38,12 +38,13 @@ def build(names: Sequence[str], root: Path = Path()) -> dict[str, Any]:
 
 
 def _csv(variants: Mapping[str, Any]) -> str:
-    """A line per variant, for `dvc plots`."""
+    """A line per variant, for `dvc plots`; a speed that is not representative is left out."""
     length = prompt_length(variants)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["variant", "size_mb", "kld_mean", "ln_ppl_ratio", "prefill_tokens_per_second"])
     for name, v in variants.items():
-        rate = v["prefill"][length]["value"] if length in v["prefill"] else ""
+        compared = length in v["prefill"] and v["unrepresentative"] is None
+        rate = v["prefill"][length]["value"] if compared else ""
         writer.writerow([name, v["size_bytes"] / 1e6, v["kld"]["mean"]["value"], v["ln_ppl_ratio"]["value"], rate])
     return text.getvalue()

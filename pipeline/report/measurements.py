@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,12 @@ from pipeline.errors import MeasurementError
 from pipeline.files import read_object
 
 KLD = ("mean", "median", "p99", "p99_9")
+MEMORY = ("peak_memory_bytes", "memory_by", "kv_bytes")
+UNTIMED: Mapping[str, Any] = {
+    **{key: {} for key in ("prefill", "decode", "not_measured", "cold_start")},
+    **dict.fromkeys(("unrepresentative", *MEMORY)),
+}
+"""What speed.json says of a variant that it does not hold."""
 
 
 def gather(variants: Iterable[str], root: Path = Path()) -> dict[str, Any]:
@@ -98,6 +104,7 @@ def _variant(artifact: dict[str, Any], quality: dict[str, Any], timed: dict[str,
         "path": artifact["path"],
         "tensors_sha256": artifact["tensors_sha256"],
         "size_bytes": artifact["size_bytes"],
+        "folder_bytes": artifact["folder_bytes"],
         "bits_per_weight": artifact["bits_per_weight"],
         "effective_types": {name: entry["weights"] for name, entry in artifact["effective_types"].items()},
         "ppl": {"value": quality["ppl"], **quality["ppl_interval"]},
@@ -111,19 +118,24 @@ def _variant(artifact: dict[str, Any], quality: dict[str, Any], timed: dict[str,
         "scored_tokens": quality["scored_tokens"],
         "reply": quality["reply"],
         "engine": quality["engine"],
-        "timing_engine": timed.get("engine", {}),
+        "parity": quality["parity"],
+        "timing_engine": timed["engine"] if timed else {},
         "identity": quality["identity"],
         **timed_figures(timed),
     }
 
 
-def timed_figures(timed: dict[str, Any]) -> dict[str, Any]:
-    """Of a variant of speed.json, what measurements.json holds: figures without their samples."""
-    cold = timed.get("cold_start", {})
+def timed_figures(timed: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a variant of speed.json, what measurements.json holds: figures without their samples; of one that was not
+    timed, and so is empty, the same keys without figures.
+    """
+    timed = timed or UNTIMED
+    cold = timed["cold_start"]
     return {
-        "prefill": {n: _rate(task) for n, task in timed.get("prefill", {}).items()},
-        "decode": {n: _rate(task) for n, task in timed.get("decode", {}).items()},
-        "not_measured": timed.get("not_measured", {}),
+        "prefill": {n: _rate(task) for n, task in timed["prefill"].items()},
+        "decode": {n: _rate(task) for n, task in timed["decode"].items()},
+        "unrepresentative": timed["unrepresentative"],
+        "not_measured": timed["not_measured"],
         "cold_start": cold
         and {
             **cold,
@@ -132,8 +144,7 @@ def timed_figures(timed: dict[str, Any]) -> dict[str, Any]:
                 for key in ("load_seconds", "first_prefill_seconds")
             },
         },
-        "peak_rss_bytes": timed.get("peak_rss_bytes"),
-        "kv_bytes": timed.get("kv_bytes"),
+        **{key: timed[key] for key in MEMORY},
     }
 
 

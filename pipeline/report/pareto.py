@@ -33,7 +33,10 @@ def front(variants: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def picks(variants: Mapping[str, Mapping[str, Any]]) -> list[Pick]:
-    """Three answers for someone who wants one variant. 'Within' means the whole 95 % interval is."""
+    """Three answers for someone who wants one variant; where speeds are of several devices, a fastest one on each.
+
+    'Within' means the whole 95 % interval is.
+    """
     close = [name for name, v in variants.items() if _within(v, WITHIN_CLOSE)]
     smallest = min(close, key=lambda name: variants[name]["size_bytes"], default=None)
     of_all = min(variants, key=lambda name: variants[name]["size_bytes"], default=None)
@@ -43,22 +46,46 @@ def picks(variants: Mapping[str, Mapping[str, Any]]) -> list[Pick]:
             smallest,
             change(variants[smallest]) if smallest else f"no variant is surely within {percent(WITHIN_CLOSE)}",
         ),
-        _fastest(variants),
+        *_fastest(variants),
         Pick("smallest of all", of_all, change(variants[of_all]) if of_all else "nothing was measured"),
     ]
 
 
-def _fastest(variants: Mapping[str, Mapping[str, Any]]) -> Pick:
+def _fastest(variants: Mapping[str, Mapping[str, Any]]) -> list[Pick]:
+    """A pick of each device that speeds were measured on; only representative speeds are compared."""
     length = prompt_length(variants)
-    near = {name: v for name, v in variants.items() if _within(v, WITHIN_FAST) and length in v["prefill"]}
+    fair = {name: v for name, v in variants.items() if length in v["prefill"] and v["unrepresentative"] is None}
+    near = {name: v for name, v in fair.items() if _within(v, WITHIN_FAST)}
     question = f"fastest prefill within {percent(WITHIN_FAST)} of the reference's perplexity"
     if not near or length is None:
-        return Pick(question, None, f"no variant with a measured prefill is surely within {percent(WITHIN_FAST)}")
-    rates = {name: v["prefill"][length] for name, v in near.items()}
-    best = max(rates, key=lambda n: rates[n]["value"])
-    alike = [name for name in rates if name != best and _overlap(rates[name], rates[best])]
-    why = f"{rates[best]['value']:.0f} tokens/s at {length} tokens; {change(near[best])}"
-    return Pick(question, best, f"{why}; not told apart from {', '.join(alike)}" if alike else why)
+        return [Pick(question, None, _no_fastest(variants))]
+    found = []
+    devices = sorted({v["timing_engine"]["device"] for v in near.values()})
+    for device in devices:
+        rates = {name: v["prefill"][length] for name, v in near.items() if v["timing_engine"]["device"] == device}
+        best = max(rates, key=lambda n: rates[n]["value"])
+        alike = [name for name in rates if name != best and _overlap(rates[name], rates[best])]
+        why = f"{rates[best]['value']:.0f} tokens/s at {length} tokens; {change(near[best])}"
+        why += f"; not told apart from {', '.join(alike)}" if alike else ""
+        found.append(Pick(f"{question}, on {device}" if len(devices) > 1 else question, best, why))
+    return found
+
+
+def _no_fastest(variants: Mapping[str, Mapping[str, Any]]) -> str:
+    """Why no variant is the fastest: speeds of no meaning are named with their reasons."""
+    left_out = unrepresentative(variants)
+    kind = "representative" if left_out else "measured"
+    why = f"no variant with a {kind} prefill is surely within {percent(WITHIN_FAST)}"
+    return "; ".join([why, *(f"not {kind}: {', '.join(names)}: {reason}" for reason, names in left_out.items())])
+
+
+def unrepresentative(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Timed variants by the reason why nobody would run them so."""
+    found: dict[str, list[str]] = {}
+    for name, v in variants.items():
+        if v["unrepresentative"] is not None and (v["prefill"] or v["decode"]):
+            found.setdefault(v["unrepresentative"], []).append(name)
+    return found
 
 
 def _overlap(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
@@ -68,8 +95,12 @@ def _overlap(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 
 
 def prompt_length(variants: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """The prompt length that picks are made at: 512 where it was measured, else the middle one."""
-    lengths = sorted({n for v in variants.values() for n in v["prefill"]}, key=int)
+    """The prompt length that picks are made at: 512 where it was measured, else the middle one.
+
+    Lengths of speeds that are not representative count only where there are no others.
+    """
+    fair = {n for v in variants.values() if v["unrepresentative"] is None for n in v["prefill"]}
+    lengths = sorted(fair or {n for v in variants.values() for n in v["prefill"]}, key=int)
     if not lengths:
         return None
     return PREFERRED_PROMPT if PREFERRED_PROMPT in lengths else lengths[len(lengths) // 2]

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pipeline.report.pareto import unrepresentative
 from pipeline.report.text import megabytes, ranged
 
 NOT_MEASURED = "not measured"
-DISTURBED, DRIFTED = "†", "‡"
+DISTURBED, DRIFTED, UNREPRESENTATIVE = "†", "‡", "§"
 COSTS = ("load, s", "first prefill, s", "peak memory, MB", "KV cache, MB")
+MEMORY_IS = {
+    "resident set": "all that such a process had resident, mapped weights included",
+    "mlx.core.get_peak_memory": "the most that MLX had allocated, without what else the process held",
+}
+"""By `memory_by` of speed.json."""
 
 Variants = Mapping[str, Mapping[str, Any]]
 
@@ -29,16 +35,23 @@ def tasks_of(variant: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any
             yield f"{kind} {n}", task
 
 
-def rate(task: Mapping[str, Any] | None, digits: int = 0, bracket: bool = True) -> str:
-    """'300 [290, 310] †': tokens per second with the marks of its footnotes."""
+def rate(variant: Mapping[str, Any], kind: str, n: str, bracket: bool = True) -> str:
+    """'300 [290, 310] †': tokens per second of the prefill or decode of n tokens, with the marks of its footnotes."""
+    task = variant[kind].get(n)
     if task is None:
         return NOT_MEASURED
-    shown = ranged(task if bracket else {**task, "low": None, "high": None}, digits)
-    return " ".join(filter(None, (shown, marks(task))))
+    shown = ranged(task if bracket else {**task, "low": None, "high": None}, 0)
+    return " ".join(filter(None, (shown, marks(variant, task))))
 
 
-def marks(task: Mapping[str, Any]) -> str:
-    return (DISTURBED if task["disturbed_rounds"] else "") + (DRIFTED if task["drift"]["drifted"] else "")
+def marks(variant: Mapping[str, Any], task: Mapping[str, Any]) -> str:
+    """The footnotes of one of a variant's rates."""
+    there = {
+        DISTURBED: task["disturbed_rounds"],
+        DRIFTED: task["drift"]["drifted"],
+        UNREPRESENTATIVE: variant["unrepresentative"] is not None,
+    }
+    return "".join(mark for mark, is_there in there.items() if is_there)
 
 
 def costs(variant: Mapping[str, Any]) -> list[str]:
@@ -46,7 +59,7 @@ def costs(variant: Mapping[str, Any]) -> list[str]:
     if not variant["cold_start"]:
         return [NOT_MEASURED] * len(COSTS)
     seconds = [variant["cold_start"][key]["value"] for key in ("load_seconds", "first_prefill_seconds")]
-    return [*(f"{s:.2f}" for s in seconds), *(megabytes(variant[key]) for key in ("peak_rss_bytes", "kv_bytes"))]
+    return [*(f"{s:.2f}" for s in seconds), *(megabytes(variant[key]) for key in ("peak_memory_bytes", "kv_bytes"))]
 
 
 def rate_notes(variants: Variants) -> list[str]:
@@ -69,24 +82,53 @@ def rate_notes(variants: Variants) -> list[str]:
             f"{DRIFTED} The speed drifted: from the first round to the last it changed by more than 5 %, more steadily "
             f"than by chance: {', '.join(drifts)}."
         )
-    alike: dict[tuple[str, str], list[str]] = defaultdict(list)
+    notes += [
+        f"{UNREPRESENTATIVE} Not representative, and so never picked: {', '.join(names)}: {reason}. Medians of "
+        f"{_rounds(variants, names)}."
+        for reason, names in unrepresentative(variants).items()
+    ]
+    return [*notes, *_not_measured(variants)]
+
+
+def _rounds(variants: Variants, names: Sequence[str]) -> int:
+    """How often each of the variants' tasks was timed, at most."""
+    return max(task["rounds"] for name in names for _, task in tasks_of(variants[name]))
+
+
+def _not_measured(variants: Variants) -> list[str]:
+    """Each reason once, with what was not measured for it, as long as it was of the same variants."""
+    names: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, v in variants.items():
         for task, reason in v["not_measured"].items():
-            alike[task, reason].append(name)
-    notes += [f"Not measured: {task} of {', '.join(names)}: {reason}." for (task, reason), names in alike.items()]
-    return notes
+            names[task, reason].append(name)
+    tasks: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for (task, reason), of in names.items():
+        tasks[", ".join(of), reason].append(task)
+    return [f"Not measured: {', '.join(left_out)} of {of}: {reason}." for (of, reason), left_out in tasks.items()]
 
 
 def cost_notes(variants: Variants) -> list[str]:
     """How the cold starts and the memory came about."""
-    starts = [v["cold_start"] for v in variants.values() if v["cold_start"]]
-    if not starts:
+    started = {name: v for name, v in variants.items() if v["cold_start"]}
+    if not started:
         return []
+    starts = [v["cold_start"] for v in started.values()]
     n, tokens = starts[0]["load_seconds"]["n"], " or ".join(dict.fromkeys(str(start["tokens"]) for start in starts))
     dropped = all(start["page_cache_dropped"] for start in starts)
     cache = "the weights dropped from the page cache before" if dropped else "the page cache not dropped before"
     return [
         f"Load and first prefill ({tokens} tokens) are of a cold start: medians of {n}, each in a process of its own, "
-        f"{cache}. Peak memory is all that such a process had resident after the longest prompt and decoding, mapped "
-        "weights included. KV cache: for the longest prompt and the tokens decoded."
+        f"{cache}. Peak memory, after the longest prompt and decoding, is {_memory(started)}. KV cache: for the "
+        "longest prompt and the tokens decoded."
     ]
+
+
+def _memory(started: Variants) -> str:
+    """What was counted as peak memory; of which variants, where they differ."""
+    by: dict[str, list[str]] = defaultdict(list)
+    for name, v in started.items():
+        by[v["memory_by"]].append(name)
+    if len(by) == 1:
+        return f"{MEMORY_IS[next(iter(by))]} ({next(iter(by))})"
+    parts = [f"of {', '.join(names)} {MEMORY_IS[counted]} ({counted})" for counted, names in by.items()]
+    return f"{'; '.join(parts)}; do not compare one with the other"

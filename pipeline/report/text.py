@@ -40,6 +40,14 @@ def megabytes(size: int) -> str:
     return f"{size / 1e6:.1f}" if size < 1e9 else f"{size / 1e6:,.0f}"
 
 
+def parity(found: Mapping[str, Any]) -> str:
+    """'mlx (mlx 0.32.4) on 2 windows: log-probabilities differ by at most 8.0e-06 nats (limit 1e-03)'."""
+    return (
+        f"{found['engine']['name']} ({found['engine']['version']}) on {found['windows']} windows: log-probabilities "
+        f"differ by at most {found['max_difference']:.1e} nats (limit {found['limit']:.0e})"
+    )
+
+
 def effective(types: Mapping[str, int]) -> str:
     """'Q4_K 62 %, Q6_K 37 %, F32 <1 %': shares of the weights."""
     total = sum(types.values())

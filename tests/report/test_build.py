@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from figures import ENGINE, IDENTITY, MACHINE, TIMING, TIMING_ENGINE, figure, rows_of
+from figures import ENGINE, IDENTITY, MACHINE, PARITY, TIMING, TIMING_ENGINE, UNREPRESENTATIVE, figure, rows_of
 from mutations import GONE, changed, outcome
 
 from pipeline import paths
@@ -26,6 +26,7 @@ FILES = {"model.gguf": "ef" * 32}
 
 
 COSTS = {
+    "unrepresentative": None,
     "not_measured": {"prefill 8192": "beyond it"},
     "cold_start": {
         "load_seconds": {"value": 0.2, "samples": [0.1, 0.2, 0.3]},
@@ -33,7 +34,8 @@ COSTS = {
         "tokens": 128,
         "page_cache_dropped": False,
     },
-    "peak_rss_bytes": 50_000_000,
+    "peak_memory_bytes": 50_000_000,
+    "memory_by": "resident set",
     "kv_bytes": 4096,
 }
 
@@ -73,6 +75,7 @@ def leave(root: Path, names: list[str]) -> None:
         "scored_tokens": 40 * 255,
         "reply": None,
         "engine": ENGINE,
+        "parity": None,
         "identity": IDENTITY,
         "artifact": FILES,
     }
@@ -85,6 +88,7 @@ def leave(root: Path, names: list[str]) -> None:
             "tensors_sha256": name,
             "files": FILES,
             "size_bytes": 5_000_000 + i,
+            "folder_bytes": 6_000_000 + i,
             "bits_per_weight": 4.5,
             "effective_types": {"Q4_0": {"tensors": 5, "weights": 900}, "F32": {"tensors": 3, "weights": 100}},
         }
@@ -122,7 +126,9 @@ def test_measurements_hold_no_lists(tmp_path: Path) -> None:
         "tokens": 128,
         "page_cache_dropped": False,
     }
-    assert (a["peak_rss_bytes"], a["kv_bytes"]) == (50_000_000, 4096)
+    assert (a["peak_memory_bytes"], a["memory_by"], a["kv_bytes"]) == (50_000_000, "resident set", 4096)
+    assert (a["size_bytes"], a["folder_bytes"]) == (5_000_000, 6_000_000)
+    assert (a["unrepresentative"], a["parity"]) == (None, None)
     assert found["reference"] == {"ppl": 80.0, "engine": ENGINE, "reply": None}
     assert found["identity"] == IDENTITY
     assert (a["engine"], a["timing_engine"], a["identity"]) == (ENGINE, TIMING_ENGINE, IDENTITY)
@@ -210,11 +216,35 @@ def test_a_variant_that_was_not_timed_is_measured(tmp_path: Path) -> None:
     b = gather(["b"], tmp_path)["variants"]["b"]
     assert (b["timing_engine"], b["prefill"], b["cold_start"], b["kv_bytes"]) == ({}, {}, {}, None)
     build(["a", "b"], tmp_path)
-    in_all, rates, costs = rows_of((tmp_path / paths.PARETO_MD).read_text(), "b")
-    assert in_all[8:10] == ["not measured"] * 2
+    in_all, _, rates, costs = rows_of((tmp_path / paths.PARETO_MD).read_text(), "b")
+    assert in_all[6:] == ["not measured"] * 2
     assert (rates[1:], costs[1:]) == (["not measured"] * 3, ["not measured"] * 4)
     rows = csv_rows(tmp_path)
     assert [row["prefill_tokens_per_second"] for row in rows] == ["256.0", ""]
+
+
+def test_parity_and_a_speed_of_no_meaning_are_measurements(tmp_path: Path) -> None:
+    leave(tmp_path, ["a", "b"])
+    edit(tmp_path / paths.quality("b"), lambda quality: quality.update(parity=PARITY))
+    none = {"cold_start": {}, "peak_memory_bytes": None, "memory_by": None, "kv_bytes": None}
+    edit(tmp_path / paths.SPEED, lambda speed: speed["variants"]["b"].update(unrepresentative=UNREPRESENTATIVE, **none))
+    found = gather(["a", "b"], tmp_path)["variants"]["b"]
+    assert (found["parity"], found["unrepresentative"]) == (PARITY, UNREPRESENTATIVE)
+    assert {key: found[key] for key in none} == none
+    build(["a", "b"], tmp_path)
+    assert [row["prefill_tokens_per_second"] for row in csv_rows(tmp_path)] == ["256.0", ""]
+    text = (tmp_path / paths.PARETO_MD).read_text()
+    _, _, rates, costs = rows_of(text, "b")
+    assert (rates[1], costs[1:]) == ("256 [256, 256] †‡§", ["not measured"] * 4)
+    assert "; checked against mlx (mlx 0.32) on 2 windows: " in text
+
+
+@pytest.mark.parametrize("key", ["unrepresentative", "peak_memory_bytes", "memory_by", "prefill", "cold_start"])
+def test_a_speed_of_another_version_is_refused(key: str, tmp_path: Path) -> None:
+    leave(tmp_path, ["a"])
+    edit(tmp_path / paths.SPEED, lambda speed: speed["variants"]["a"].pop(key))
+    with pytest.raises(MeasurementError, match=rf"speed of a is not as this version writes it \(KeyError: '{key}'\)"):
+        gather(["a"], tmp_path)
 
 
 def test_the_same_measurements_give_the_same_bytes(tmp_path: Path) -> None:

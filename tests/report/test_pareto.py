@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from figures import figure, rate, variant
+from figures import MLX_TIMING_ENGINE, TIMING_ENGINE, UNREPRESENTATIVE, figure, mlx_variant, rate, variant
 
 from pipeline.report.pareto import front, picks, prompt_length
 
@@ -117,4 +117,50 @@ def test_a_variant_without_the_length_of_the_pick_is_not_the_fastest() -> None:
     ("lengths", "expected"), [(["128", "512", "2048"], "512"), (["64", "128", "1024"], "128"), (["9"], "9"), ([], None)]
 )
 def test_picks_are_made_at_512_tokens_or_the_middle_length(lengths: list[str], expected: str | None) -> None:
-    assert prompt_length({"a": {"prefill": dict.fromkeys(lengths, rate(1.0))}}) == expected
+    timed = {"prefill": dict.fromkeys(lengths, rate(1.0)), "unrepresentative": None}
+    assert prompt_length({"a": timed}) == expected
+
+
+# What is not representative
+
+
+def test_what_is_not_representative_is_never_the_fastest() -> None:
+    variants = {"a": variant(5, 0.1, 0.0, 10.0), "b": mlx_variant(4, 0.1, 0.0, 1000.0)}
+    pick = picks(variants)[1]
+    assert (pick.variant, pick.why) == ("a", "10 tokens/s at 512 tokens; perplexity +0.00 % (-0.20 to +0.20)")
+    assert picks(variants)[0].variant == "b"  # its quality and size are its own
+    variants["b"] |= {"unrepresentative": None, "timing_engine": MLX_TIMING_ENGINE}  # and on the same device
+    assert picks(variants)[1].variant == "b"
+    assert front(variants) == ["b"]
+
+
+def test_no_fastest_where_nothing_is_representative_and_why() -> None:
+    variants = {name: mlx_variant(size, 0.1, 0.0) for name, size in (("a", 5), ("b", 4))}
+    pick = picks(variants)[1]
+    assert pick.variant is None
+    expected = "no variant with a representative prefill is surely within 3 %; not representative: a, b: "
+    expected += UNREPRESENTATIVE
+    assert pick.why == expected
+    variants["c"] = variant(3, 0.1, 0.5)  # fair, but too far from the reference
+    assert (picks(variants)[1].variant, picks(variants)[1].why) == (None, expected)
+    untimed = {"a": mlx_variant(5, 0.1, 0.0, None)}
+    assert picks(untimed)[1].why == "no variant with a measured prefill is surely within 3 %"
+
+
+def test_a_length_of_other_speeds_is_not_the_one_picks_are_made_at() -> None:
+    fair, other = variant(5, 0.1, 0.0, 10.0), mlx_variant(4, 0.1, 0.0)
+    del fair["prefill"]["512"]
+    assert prompt_length({"a": fair, "b": other}) == "128"
+    assert prompt_length({"b": other}) == "512"
+
+
+def test_speeds_of_two_devices_are_not_compared() -> None:
+    variants = {
+        "slow": variant(6, 0.1, 0.0, 100.0, timing_engine=TIMING_ENGINE | {"device": "cpu"}),
+        "slower": variant(5, 0.1, 0.0, 50.0, timing_engine=TIMING_ENGINE | {"device": "cpu"}),
+        "fast": mlx_variant(4, 0.1, 0.0, 1000.0, timing_engine=MLX_TIMING_ENGINE, unrepresentative=None),
+    }
+    found = {pick.question: pick.variant for pick in picks(variants)[1:-1]}
+    question = "fastest prefill within 3 % of the reference's perplexity"
+    assert found == {f"{question}, on cpu": "slow", f"{question}, on gpu": "fast"}
+    assert {pick.question: pick.variant for pick in picks({"fast": variants["fast"]})[1:-1]} == {question: "fast"}
