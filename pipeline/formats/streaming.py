@@ -51,8 +51,12 @@ class _Done:
     problem: QuantizationError | None = None
 
 
-def encode_all(checkpoint: Checkpoint, planned: Iterable[Planned], encode: Encode, advance: Advance) -> None:
+def encode_all(
+    checkpoint: Checkpoint, planned: Iterable[Planned], encode: Encode, advance: Advance, spare: int = 0
+) -> None:
     """Hand every tensor to `encode`, block by block; `advance` is told of weights done.
+
+    A thread works for each core, and `spare` more where `encode` waits for threads of its own.
 
     Raises:
         QuantizationError: what `encode` raised, all tensors listed.
@@ -68,7 +72,7 @@ def encode_all(checkpoint: Checkpoint, planned: Iterable[Planned], encode: Encod
 
     problems: dict[str, QuantizationError] = {}  # of each tensor the first, with the weights of all like it
     jobs = _jobs(planned)
-    with ThreadPoolExecutor(usable_cores()) as threads:
+    with ThreadPoolExecutor(usable_cores() + spare) as threads:
         try:
             while batch := list(islice(jobs, BATCH_JOBS)):  # a batch at a time: 27B weights are 50,000 jobs
                 for done in threads.map(work, batch):

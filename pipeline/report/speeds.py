@@ -92,7 +92,7 @@ def rate_notes(variants: Variants) -> list[str]:
 
 def _rounds(variants: Variants, names: Sequence[str]) -> int:
     """How often each of the variants' tasks was timed, at most."""
-    return max(task["rounds"] for name in names for _, task in tasks_of(variants[name]))
+    return max(int(task["rounds"]) for name in names for _, task in tasks_of(variants[name]))
 
 
 def _not_measured(variants: Variants) -> list[str]:

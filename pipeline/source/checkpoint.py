@@ -153,7 +153,9 @@ class Checkpoint:
 def widen(data: bytes, dtype: str) -> NDArray[np.float32]:
     """float32 of little-endian F32, F16 or BF16 bytes; exact, since float32 holds every value of the others."""
     if dtype == "BF16":  # the upper half of a float32
-        return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+        bits = np.frombuffer(data, "<u2").astype(np.uint32)
+        bits <<= 16
+        return bits.view(np.float32)
     if dtype == "F16":
         return np.frombuffer(data, "<f2").astype(np.float32)
     return np.frombuffer(data, "<f4").astype(np.float32, copy=False)

@@ -19,6 +19,9 @@ from pipeline.formats.mlx import codec
 from pipeline.formats.mlx.schemes import Packing
 from pipeline.types import Encoding
 
+SPARE = 1
+"""Callers beyond one for each core that are worth having: while some wait for a stream, one more reads and writes."""
+
 _idle: deque[Any] = deque()
 """Streams that no thread works with. A stream computes in a thread of its own, which stays until the process ends."""
 

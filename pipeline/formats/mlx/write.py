@@ -160,18 +160,20 @@ def _write_tensors(
                 place = places[part.name]
                 pwrite(place.descriptor, array, place.offset + rows.start * array[0].nbytes)
 
-        encode_all(checkpoint, planned, encode, advance)
+        encode_all(checkpoint, planned, encode, advance, kernels.SPARE)
 
 
 def _encoded(planned: Planned, own: Encoding, weights: NDArray[np.float32]) -> Sequence[NDArray[Any]]:
     """The stored rows of each part: weights are cast to their `own` float type, then packed."""
-    if not _largest(weights) < np.inf:
+    largest = _largest(weights)
+    if not largest < np.inf:
         raise QuantizationError("weights that are not finite", int((~np.isfinite(weights)).sum()))
     if planned.tensor.dtype != own.name:
         weights = codec.rounded(weights, own)
+        largest = _largest(weights)
     packing = PACKINGS.get(planned.encoding)
     most = FLOAT32_MAX if packing is None else MOST_OF_NVFP4 if planned.encoding == NVFP4 else FLOAT32_MAX / 2
-    if not _largest(weights) <= most:
+    if largest > most:
         raise QuantizationError(f"weights too large for {planned.encoding.name}", int((np.abs(weights) > most).sum()))
     if packing is None:
         return [codec.narrow(weights, own)]
