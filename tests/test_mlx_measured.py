@@ -13,7 +13,7 @@ import pytest
 from support import Shape, write_checkpoint
 
 from pipeline import artifact, benchmarking
-from pipeline.benchmarking import benchmark_folders
+from pipeline.benchmarking import ROUNDS_OF_NO_USER, benchmark_folders
 from pipeline.errors import MeasurementError
 from pipeline.evaluation import evaluate
 from pipeline.formats.mlx import engine
@@ -120,7 +120,7 @@ def speed(source: Path, made: Path) -> dict[str, Any]:
     folders = {"gguf": source.parent / "q8_0", "mlx": made}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(benchmarking, "COLD_STARTS", 1)
-        return benchmark_folders(folders, [16, 8, 512], 4, 2, TIME)
+        return benchmark_folders(folders, [16, 8, 512], 4, 4, TIME)
 
 
 def test_a_speed_that_is_no_users_says_so_and_takes_little_time(speed: dict[str, Any]) -> None:
@@ -128,7 +128,7 @@ def test_a_speed_that_is_no_users_says_so_and_takes_little_time(speed: dict[str,
     assert found["unrepresentative"] == REASON
     assert [*found["prefill"]] == ["8"]
     assert [*found["decode"]] == ["4"]
-    assert len(found["prefill"]["8"]["seconds"]) == 2
+    assert len(found["prefill"]["8"]["seconds"]) == ROUNDS_OF_NO_USER == 3
     beyond = "with 4 tokens to decode it is beyond the model's context of 300"
     assert found["not_measured"] == {"prefill 16": REASON, "prefill 512": beyond}
     assert found["cold_start"] == {}
@@ -143,7 +143,9 @@ def test_the_others_are_measured_in_full(speed: dict[str, Any]) -> None:
     assert [*found["prefill"]] == ["8", "16"]
     assert len(found["cold_start"]["load_seconds"]["samples"]) == 1
     assert found["peak_memory_bytes"] > found["kv_bytes"] > 0
-    assert speed["visits"] == ["gguf", "mlx", "mlx", "gguf"]
+    assert len(found["prefill"]["8"]["seconds"]) == 4
+    assert speed["visits"] == ["gguf"] * 4  # before the other is opened
+    assert speed["variants"]["mlx"]["engine"] != found["engine"]
 
 
 def test_a_cold_start_on_apple_silicon_asks_mlx_for_its_memory(

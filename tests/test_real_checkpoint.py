@@ -1,7 +1,8 @@
 """The one real model at hand, SmolLM2-135M as Qwen2, on WikiText-2: 16 windows of 512, flash attention off.
 
 Expected perplexities were measured with llama-perplexity of the same llama.cpp with AVX-512, and with transformers in
-float32; other instruction sets move the last digits. `make bench` measures the other schemes too.
+float32 on what mx.dequantize gave; other instruction sets move the last digits. `make bench` measures the other schemes
+too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ import pytest
 from pipeline import artifact, corpus, torch_forward
 from pipeline.evaluation import evaluate
 from pipeline.formats.gguf.schemes import SCHEMES
+from pipeline.formats.mlx import run
+from pipeline.logits import logprob_of, shifted_logits
+from pipeline.metrics import parity
+from pipeline.metrics.quality import score, summarize
 from pipeline.models import spec_of
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.tokenizer import Tokenizer
@@ -65,6 +70,33 @@ def test_perplexity_is_that_of_llama_perplexity(
     assert quality["scored_tokens"] == scores.logprob.size == WINDOWS * 255
     assert quality["reference_ppl"] == pytest.approx(29.2470, abs=0.005)
     assert quality["identity"]["ids_sha256"] == reference.meta["ids_sha256"]
+
+
+@pytest.mark.parametrize(("scheme", "expected"), [("int4-g32", 38.9281), ("int4", 40.7727)])
+def test_perplexity_is_that_of_mlx_weights_in_float32(
+    scheme: str, expected: float, smollm: Path, windows: Windows, reference: Reference, tmp_path: Path
+) -> None:
+    """Without the check by MLX itself, which takes minutes on two windows of 512: the next test makes it on shorter."""
+    made = artifact.convert(smollm, "mlx", scheme, tmp_path / scheme)
+    runtime = run.open_runtime(tmp_path / scheme, made, context=512)
+    quality = summarize(score(runtime, windows, reference), reference, windows, runtime.engine)
+    runtime.close()
+    assert quality["ppl"] == pytest.approx(expected, rel=0.0005)
+    assert quality["scored_tokens"] == WINDOWS * 255
+
+
+def test_mlx_itself_computes_what_torch_scored(smollm: Path, windows: Windows, tmp_path: Path) -> None:
+    few = replace(windows, ids=windows.ids[:2, :64], span_bytes=windows.span_bytes[:2])
+    made = artifact.convert(smollm, "mlx", "int4", tmp_path / "int4")
+    runtime = run.open_runtime(tmp_path / "int4", made, context=64)
+    logits = [next(runtime.score(ids, few.start))[: few.scored] for ids in few.ids]
+    targets = few.ids[:, few.start + 1 :]
+    logprob = np.stack(
+        [logprob_of(*shifted_logits(rows), wanted) for rows, wanted in zip(logits, targets, strict=True)]
+    )
+    found = parity.check(runtime.native, few, logprob, runtime.engine.name)
+    runtime.close()
+    assert 0 < found["max_difference"] < parity.LIMIT / 3
 
 
 def test_a_file_of_llama_quantize_scores_as_ours(

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.report.text import megabytes, percent
+
 WITHIN_CLOSE = 0.01  # of the reference's perplexity
 WITHIN_FAST = 0.03
 PREFERRED_PROMPT = "512"
@@ -44,11 +46,22 @@ def picks(variants: Mapping[str, Mapping[str, Any]]) -> list[Pick]:
         Pick(
             f"smallest within {percent(WITHIN_CLOSE)} of the reference's perplexity",
             smallest,
-            change(variants[smallest]) if smallest else f"no variant is surely within {percent(WITHIN_CLOSE)}",
+            _weighs(variants[smallest]) if smallest else f"no variant is surely within {percent(WITHIN_CLOSE)}",
         ),
         *_fastest(variants),
-        Pick("smallest of all", of_all, change(variants[of_all]) if of_all else "nothing was measured"),
+        Pick("smallest of all", of_all, _weighs(variants[of_all]) if of_all else "nothing was measured"),
     ]
+
+
+def _weighs(variant: Mapping[str, Any]) -> str:
+    """'5.6 MB of weights, 6.1 MB to ship; perplexity +0.30 % …': formats differ in what they ship beside weights."""
+    size, folder = variant["size_bytes"], variant["folder_bytes"]
+    weighs = (
+        f"{megabytes(size)} MB"
+        if size == folder
+        else f"{megabytes(size)} MB of weights, {megabytes(folder)} MB to ship"
+    )
+    return f"{weighs}; {change(variant)}"
 
 
 def _fastest(variants: Mapping[str, Mapping[str, Any]]) -> list[Pick]:
@@ -118,8 +131,3 @@ def change(variant: Mapping[str, Any]) -> str:
     if ratio["low"] is None:
         return f"{text} (one window: no interval)"
     return f"{text} ({math.expm1(ratio['low']) * 100:+.2f} to {math.expm1(ratio['high']) * 100:+.2f})"
-
-
-def percent(share: float) -> str:
-    """'1 %'."""
-    return f"{share * 100:.0f} %"

@@ -7,8 +7,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.report.pareto import percent
-
 
 def ranged(figure: Mapping[str, Any], digits: int, signed: bool = False) -> str:
     """'0.0119 [0.0104, 0.0133]'; the bracket is left out where there is no interval."""
@@ -33,6 +31,11 @@ def shortened(text: str, limit: int = 100) -> str:
 def escaped(text: str) -> str:
     """A text that Markdown shows as it is, in a cell of a table too."""
     return re.sub(r"([\\`*_{}\[\]<>()#+!|~$&-])", r"\\\1", text)
+
+
+def percent(share: float) -> str:
+    """'1 %'."""
+    return f"{share * 100:.0f} %"
 
 
 def megabytes(size: int) -> str:

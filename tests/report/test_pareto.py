@@ -42,10 +42,19 @@ def test_what_another_beats_in_both_is_not_on_the_front(
 def test_picks_answer_three_questions(measurements: dict[str, Any]) -> None:
     close, fast, small = picks(measurements["variants"])
     assert (close.question, close.variant) == ("smallest within 1 % of the reference's perplexity", "middle")
-    assert close.why == "perplexity +0.60 % (+0.40 to +0.80)"
+    assert close.why == "6.0 MB; perplexity +0.60 % (+0.40 to +0.80)"
     assert (fast.question, fast.variant) == ("fastest prefill within 3 % of the reference's perplexity", "worse")
     assert fast.why == "1500 tokens/s at 512 tokens; perplexity +2.02 % (+1.82 to +2.22)"
     assert (small.question, small.variant) == ("smallest of all", "small")
+
+
+def test_the_smallest_say_what_is_to_be_shipped_where_it_is_more(measurements: dict[str, Any]) -> None:
+    measurements["variants"]["mlx"] = mlx_variant(3_900_000, 0.2, 0.1)
+    small = picks(measurements["variants"])[-1]
+    assert (small.variant, small.why) == (
+        "mlx",
+        "3.9 MB of weights, 4.4 MB to ship; perplexity +10.52 % (+10.30 to +10.74)",
+    )
 
 
 @pytest.mark.parametrize(("high", "variant_name"), [(math.log1p(0.01), "small"), (math.log1p(0.01) + 1e-9, "big")])
@@ -71,7 +80,7 @@ def test_one_window_bounds_nothing_and_so_qualifies_for_nothing() -> None:
     one["ln_ppl_ratio"] = figure(0.0, None)
     close, fast, small = picks({"a": one})
     assert (close.variant, fast.variant, small.variant) == (None, None, "a")
-    assert small.why == "perplexity +0.00 % (one window: no interval)"
+    assert small.why == "0.0 MB; perplexity +0.00 % (one window: no interval)"
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,9 @@ from figures import (
 )
 
 from pipeline.report.markdown import render
-from pipeline.report.pareto import change, percent
+from pipeline.report.pareto import change
 from pipeline.report.plots import DPI, HEIGHT, WIDTH, draw
-from pipeline.report.text import decimals, effective, megabytes, ranged
+from pipeline.report.text import decimals, effective, megabytes, percent, ranged
 
 
 def headers_of(text: str) -> list[list[str]]:

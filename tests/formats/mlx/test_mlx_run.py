@@ -299,8 +299,11 @@ def windows(ids: np.ndarray) -> Windows:
     return Windows("sample", "ab" * 32, "cd" * 32, ids, np.full(len(ids), 30))
 
 
-def test_a_config_that_mlx_reads_otherwise_fails_parity(tmp_path: Path) -> None:
-    """transformers 5 writes rope_theta into rope_parameters alone: mlx-lm's qwen2 then takes 1e6."""
+def test_a_config_that_mlx_reads_otherwise_fails_parity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers 5 writes rope_theta into rope_parameters alone, and mlx-lm's qwen2 then takes 1e6: were torch to
+    score by what transformers reads, MLX would not agree.
+    """
+    monkeypatch.setattr("pipeline.formats.mlx.run.as_read", lambda config: config)
     for theta, agrees in ((1e6, True), (1e3, False)):
         source = write_checkpoint(tmp_path / f"{theta:g}", SHAPES["qwen2"])
         config = json.loads((source / "config.json").read_text())
