@@ -15,13 +15,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.cores import usable_cores
 from pipeline.errors import OutputError, QuantizationError, listed
 from pipeline.progress import Advance
-from pipeline.source.checkpoint import Checkpoint
 from pipeline.types import Planned
 
 BLOCK_WEIGHTS = 1 << 19  # of one job: 2 MB of float32 stay in a core's cache share
@@ -38,8 +36,8 @@ class Rows:
     count: int
 
 
-Encode = Callable[[Rows, NDArray[np.float32]], None]
-"""Encodes float32 [count, columns] and writes it. Called from several threads.
+Encode = Callable[[Rows], None]
+"""Reads rows, encodes and writes them. Called from several threads.
 
 Raises QuantizationError: weights that cannot be encoded.
 """
@@ -51,10 +49,8 @@ class _Done:
     problem: QuantizationError | None = None
 
 
-def encode_all(
-    checkpoint: Checkpoint, planned: Iterable[Planned], encode: Encode, advance: Advance, spare: int = 0
-) -> None:
-    """Hand every tensor to `encode`, block by block; `advance` is told of weights done.
+def encode_all(source: Path, planned: Iterable[Planned], encode: Encode, advance: Advance, spare: int = 0) -> None:
+    """Have every tensor encoded, block by block; `advance` is told of weights done. `source` is for errors.
 
     A thread works for each core, and `spare` more where `encode` waits for threads of its own.
 
@@ -63,9 +59,8 @@ def encode_all(
     """
 
     def work(rows: Rows) -> _Done:
-        weights = checkpoint.rows(rows.planned.tensor.name, rows.start, rows.count)
         try:
-            encode(rows, weights)
+            encode(rows)
         except QuantizationError as error:  # collected: all tensors are named in one error below
             return _Done(rows, error)
         return _Done(rows)
@@ -85,7 +80,7 @@ def encode_all(
     if problems:
         lines = [f"{name}: {problem}{_counted(problem.weights)}" for name, problem in problems.items()]
         raise QuantizationError(
-            f"{checkpoint.path} cannot be encoded:\n{listed(lines)}\n"
+            f"{source} cannot be encoded:\n{listed(lines)}\n"
             "Repair the checkpoint; weights that are only too large or too small fit bf16."
         )
 

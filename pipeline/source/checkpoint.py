@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import CheckpointError, listed
 from pipeline.files import cached_sha256, read_json, read_object, reading
-from pipeline.source.safetensors import BYTES, Stored, pread, read_header
+from pipeline.source.safetensors import BYTES, DTYPES, Stored, pread, read_header, widened
 from pipeline.types import ModelSpec, SourceIdentity, TensorSpec
 
 SINGLE = "model.safetensors"
@@ -79,12 +79,16 @@ class Checkpoint:
 
     def rows(self, name: str, start: int, count: int) -> NDArray[np.float32]:
         """Rows [start, start + count) of a matrix, or a whole vector as one row: float32 [count, columns]."""
+        return widened(self.stored_rows(name, start, count))
+
+    def stored_rows(self, name: str, start: int, count: int) -> NDArray[Any]:
+        """The same as they are stored: float32, float16, or uint16 for the bits of bfloat16."""
         return self._rows(self.tensors[name], start, count)
 
-    def _rows(self, stored: Stored, start: int, count: int) -> NDArray[np.float32]:
+    def _rows(self, stored: Stored, start: int, count: int) -> NDArray[Any]:
         width = stored.shape[-1] * BYTES[stored.dtype]
         data = pread(self._descriptors[stored.file], count * width, stored.offset + start * width)
-        return widen(data, stored.dtype).reshape(count, stored.shape[-1])
+        return np.frombuffer(data, DTYPES[stored.dtype]).reshape(count, stored.shape[-1])
 
     def tensor(self, name: str) -> NDArray[np.float32]:
         """A whole tensor in its shape."""
@@ -135,7 +139,7 @@ class Checkpoint:
         step = max(1, (1 << 20) // a.shape[1])
         for start in range(0, a.shape[0], step):
             count = min(step, a.shape[0] - start)
-            if not np.array_equal(self._rows(a, start, count), self._rows(b, start, count)):
+            if not np.array_equal(widened(self._rows(a, start, count)), widened(self._rows(b, start, count))):
                 return False
         return True
 
@@ -148,17 +152,6 @@ class Checkpoint:
         digests = cached_sha256(sorted(set(files)))
         named = {path.relative_to(self.path).as_posix(): digest for path, digest in digests.items()}
         return SourceIdentity(self.name, self.revision, named)
-
-
-def widen(data: bytes, dtype: str) -> NDArray[np.float32]:
-    """float32 of little-endian F32, F16 or BF16 bytes; exact, since float32 holds every value of the others."""
-    if dtype == "BF16":  # the upper half of a float32
-        bits = np.frombuffer(data, "<u2").astype(np.uint32)
-        bits <<= 16
-        return bits.view(np.float32)
-    if dtype == "F16":
-        return np.frombuffer(data, "<f2").astype(np.float32)
-    return np.frombuffer(data, "<f4").astype(np.float32, copy=False)
 
 
 def refuse_quantized(path: Path | str, config: dict[str, Any]) -> None:

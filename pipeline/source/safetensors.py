@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.errors import CheckpointError, unreadable
 
@@ -19,6 +23,9 @@ BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 SIZES = {**BYTES, "U32": 4, "U8": 1}
 """Bytes per element of those, and of what packed weights are stored as."""
+
+DTYPES: Mapping[str, str] = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "U32": "<u4", "U8": "u1"}
+"""NumPy's names, by safetensors'; bfloat16 as its bits."""
 
 MAX_HEADER = 100_000_000  # the library's own limit
 
@@ -85,6 +92,15 @@ def _stored(path: Path, name: str, entry: Any, data: int, length: int) -> Stored
                 "Fetch the file again."
             )
     return stored
+
+
+def widened(stored: NDArray[Any]) -> NDArray[np.float32]:
+    """float32 of float32, of float16, or of bfloat16 as its bits, uint16; exact, since it holds all their values."""
+    if stored.dtype == np.uint16:  # the upper half of a float32
+        bits = stored.astype(np.uint32)
+        bits <<= 16
+        return bits.view(np.float32)
+    return stored.astype(np.float32, copy=False)
 
 
 def pread(descriptor: int, size: int, offset: int) -> bytes:

@@ -8,9 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pipeline.errors import ArtifactError
 from pipeline.files import sha256
 from pipeline.formats import bits_per_weight, effective_types
@@ -119,11 +116,12 @@ def _write_tensors(path: Path, checkpoint: Checkpoint, places: list[_Place], len
     offsets = {place.planned.tensor.name: place.offset for place in places}
     with opened(path, length) as descriptor:
 
-        def encode(rows: Rows, weights: NDArray[np.float32]) -> None:
-            blocks = kernels.quantize(rows.planned.encoding, weights)
-            pwrite(descriptor, blocks, offsets[rows.planned.tensor.name] + rows.start * blocks.shape[1])
+        def encode(rows: Rows) -> None:
+            name = rows.planned.tensor.name
+            blocks = kernels.quantize(rows.planned.encoding, checkpoint.rows(name, rows.start, rows.count))
+            pwrite(descriptor, blocks, offsets[name] + rows.start * blocks.shape[1])
 
-        encode_all(checkpoint, [place.planned for place in places], encode, advance)
+        encode_all(checkpoint.path, [place.planned for place in places], encode, advance)
 
 
 def _shown(tensor: reader.StoredTensor) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.formats.mlx.schemes import F16, F32, Packing
+from pipeline.source.safetensors import widened
 from pipeline.types import Encoding
 
 Floats = NDArray[np.float32]
@@ -82,8 +83,8 @@ def dequantize(arrays: Arrays, packing: Packing) -> Floats:
     return weights.reshape(rows, -1)
 
 
-def ruined(weights: Floats, arrays: Arrays, packing: Packing) -> int:
-    """How many groups of weights decode to what is not finite, or more than twice their largest weight.
+def ruined(stored: NDArray[Any], arrays: Arrays, packing: Packing) -> int:
+    """How many groups of weights, as `narrow` makes them, decode to what is not finite or more than twice as large.
 
     MLX packs without a word a group that spans more than float32 holds, and one so small (below 1e-36) that the
     exponent of an mxfp4 or mxfp8 scale wraps around to a huge one.
@@ -94,7 +95,7 @@ def ruined(weights: Floats, arrays: Arrays, packing: Packing) -> int:
         return 0
     packed = arrays[0].reshape(len(scales), -1)[suspects]
     decoded = dequantize((packed, *(x.reshape(-1, 1)[suspects] for x in arrays[1:])), packing)
-    largest = np.abs(weights.reshape(len(scales), -1)[suspects]).max(1)
+    largest = np.abs(widened(stored.reshape(len(scales), -1)[suspects])).max(1)
     return int((~(np.abs(decoded).max(1) / 2 <= largest)).sum())
 
 
@@ -111,13 +112,6 @@ def narrow(weights: Floats, encoding: Encoding) -> NDArray[Any]:
     bits = np.ascontiguousarray(weights).view(np.uint32)
     halfway = (bits >> 16 & 1) + np.uint32(0x7FFF)  # one more where the upper half is odd: a tie goes to the even
     return (bits + halfway >> 16).astype(np.uint16)
-
-
-def widened(stored: NDArray[Any]) -> Floats:
-    """float32 of what `narrow` makes; exact."""
-    if stored.dtype == np.uint16:
-        return (stored.astype(np.uint32) << 16).view(np.float32)
-    return stored.astype(np.float32, copy=False)
 
 
 def rounded(weights: Floats, encoding: Encoding) -> Floats:

@@ -14,9 +14,11 @@ from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.formats.mlx import codec
-from pipeline.formats.mlx.schemes import Packing
+from pipeline.formats.mlx.schemes import BF16, Packing
+from pipeline.source.safetensors import widened
 from pipeline.types import Encoding
 
 SPARE = 1
@@ -26,17 +28,21 @@ _idle: deque[Any] = deque()
 """Streams that no thread works with. A stream computes in a thread of its own, which stays until the process ends."""
 
 
-def quantize(weights: codec.Floats, packing: Packing, source: Encoding | None = None) -> codec.Arrays:
-    """As codec.quantize; may be called from several threads at once, which then keep as many cores busy.
+def quantize(stored: NDArray[Any], packing: Packing, source: Encoding) -> codec.Arrays:
+    """codec.quantize of weights [rows, columns] as codec.narrow makes them of the float type `source`; may be called
+    from several threads at once, which then keep as many cores busy.
 
     Affine packings are MLX's. It computes the others on the CPU array by array, mxfp4 ten times slower than the codec.
     """
     if packing.scale is None or not installed():
-        return codec.quantize(weights, packing, source)
+        return codec.quantize(widened(stored), packing, source)
     import mlx.core as mx
 
     with _stream() as stream:  # its arithmetic is float32 whatever the source: only scales and biases are narrowed
-        arrays = mx.quantize(mx.array(weights), packing.group, packing.bits, stream=stream)
+        weights = mx.array(stored)
+        if source == BF16:
+            weights = mx.view(weights, mx.bfloat16, stream=stream)
+        arrays = mx.quantize(weights.astype(mx.float32, stream=stream), packing.group, packing.bits, stream=stream)
         mx.eval(arrays)
     weight, scales, biases = (np.array(x) for x in arrays)
     return weight, codec.narrow(scales, packing.scale), codec.narrow(biases, packing.scale)

@@ -20,13 +20,10 @@ from pipeline.formats.mlx.arguments import read_spec
 from pipeline.formats.mlx.names import Part, parts
 from pipeline.formats.mlx.schemes import FLOATS, PACKINGS, Packing
 from pipeline.source.checkpoint import INDEX
-from pipeline.source.safetensors import Stored, read_header
+from pipeline.source.safetensors import DTYPES, Stored, read_header, widened
 from pipeline.types import Encoding, ModelSpec, Planned, TensorSpec
 
 WEIGHTS = "model*.safetensors"
-DTYPES: Mapping[str, Any] = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "U32": "<u4", "U8": "u1"}
-"""NumPy's names, by safetensors'; bfloat16 as its bits."""
-
 STORED = {encoding.name: encoding for encoding in FLOATS.values()}
 ENCODINGS = {packing: encoding for encoding, packing in PACKINGS.items()}
 DEFAULTS = {"affine": (64, 4), "mxfp4": (32, 4), "mxfp8": (32, 8), "nvfp4": (16, 4)}
@@ -130,7 +127,7 @@ def arrays(tensor: MlxTensor, start: int, count: int) -> tuple[NDArray[Any], ...
 def rows(tensor: MlxTensor, start: int, count: int) -> NDArray[np.float32]:
     """The weights of rows [start, start + count), dequantized in float32: [count, columns]."""
     stored, packing = arrays(tensor, start, count), PACKINGS.get(tensor.planned.encoding)
-    return codec.widened(stored[0]) if packing is None else codec.dequantize(stored, packing)
+    return widened(stored[0]) if packing is None else codec.dequantize(stored, packing)
 
 
 def whole(tensor: MlxTensor) -> NDArray[np.float32]:

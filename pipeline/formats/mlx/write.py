@@ -27,7 +27,7 @@ from pipeline.formats.streaming import Rows, check_disk, encode_all, opened, pwr
 from pipeline.models import spec_of
 from pipeline.progress import Advance, silent
 from pipeline.source.checkpoint import INDEX, TOKENIZER_FILES, Checkpoint
-from pipeline.source.safetensors import Stored, read_header
+from pipeline.source.safetensors import Stored, read_header, widened
 from pipeline.source.tokenizer import Tokenizer
 from pipeline.types import Artifact, Encoding, ModelSpec, Planned
 
@@ -154,31 +154,33 @@ def _write_tensors(
             descriptor = stack.enter_context(opened(folder / shard.name, shard.length))
             places |= {name: _Place(descriptor, offset) for name, offset in shard.offsets.items()}
 
-        def encode(rows: Rows, weights: NDArray[np.float32]) -> None:
-            arrays = _encoded(rows.planned, float_of(rows.planned.tensor, spec, scheme), weights)
+        def encode(rows: Rows) -> None:
+            stored = checkpoint.stored_rows(rows.planned.tensor.name, rows.start, rows.count)
+            arrays = _encoded(rows.planned, float_of(rows.planned.tensor, spec, scheme), stored)
             for part, array in zip(parts(rows.planned), arrays, strict=True):
                 place = places[part.name]
                 pwrite(place.descriptor, array, place.offset + rows.start * array[0].nbytes)
 
-        encode_all(checkpoint, planned, encode, advance, kernels.SPARE)
+        encode_all(checkpoint.path, planned, encode, advance, kernels.SPARE)
 
 
-def _encoded(planned: Planned, own: Encoding, weights: NDArray[np.float32]) -> Sequence[NDArray[Any]]:
-    """The stored rows of each part: weights are cast to their `own` float type, then packed."""
-    largest = _largest(weights)
+def _encoded(planned: Planned, own: Encoding, stored: NDArray[Any]) -> Sequence[NDArray[Any]]:
+    """The rows of each part: weights as the checkpoint stores them are cast to their `own` float type, then packed."""
+    largest = _largest(stored)
     if not largest < np.inf:
-        raise QuantizationError("weights that are not finite", int((~np.isfinite(weights)).sum()))
+        raise QuantizationError("weights that are not finite", int((~np.isfinite(widened(stored))).sum()))
     if planned.tensor.dtype != own.name:
-        weights = codec.rounded(weights, own)
-        largest = _largest(weights)
+        stored = codec.narrow(widened(stored), own)
+        largest = _largest(stored)
     packing = PACKINGS.get(planned.encoding)
     most = FLOAT32_MAX if packing is None else MOST_OF_NVFP4 if planned.encoding == NVFP4 else FLOAT32_MAX / 2
     if largest > most:
-        raise QuantizationError(f"weights too large for {planned.encoding.name}", int((np.abs(weights) > most).sum()))
+        count = int((np.abs(widened(stored)) > most).sum())
+        raise QuantizationError(f"weights too large for {planned.encoding.name}", count)
     if packing is None:
-        return [codec.narrow(weights, own)]
-    arrays = kernels.quantize(weights, packing, own)
-    if groups := codec.ruined(weights, arrays, packing):
+        return [stored]
+    arrays = kernels.quantize(stored, packing, own)
+    if groups := codec.ruined(stored, arrays, packing):
         raise QuantizationError(
             f"weights too small for the scales of {planned.encoding.name}, which MLX would make huge",
             groups * packing.group,
@@ -186,8 +188,11 @@ def _encoded(planned: Planned, own: Encoding, weights: NDArray[np.float32]) -> S
     return arrays
 
 
-def _largest(weights: NDArray[np.float32]) -> float:
-    """Without its sign; NaN where there is one."""
+def _largest(stored: NDArray[Any]) -> float:
+    """Without its sign; NaN, or infinity, where there is one. Magnitudes of bfloat16 are ordered as their bits are."""
+    if stored.dtype == np.uint16:
+        return float(widened((stored & 0x7FFF).max(keepdims=True)).item())
+    weights = widened(stored)
     return float(np.maximum(weights.max(), -weights.min()))
 
 

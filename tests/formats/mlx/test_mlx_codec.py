@@ -14,6 +14,7 @@ import pytest
 
 from pipeline.formats.mlx import codec, kernels
 from pipeline.formats.mlx.schemes import BF16, F16, F32, MXFP4, MXFP8, NVFP4, PACKINGS, Packing
+from pipeline.source.safetensors import widened
 from pipeline.types import Encoding
 
 TYPES = {F32: mx.float32, F16: mx.float16, BF16: mx.bfloat16}
@@ -94,17 +95,17 @@ def test_bytes_equal_mlx_quantize(packing, source):
     weights = awkward(source)
     theirs = [bits(array) for array in by_mlx(weights, packing, source)]
     assert_same(codec.quantize(weights, packing, source), theirs)
-    assert_same(kernels.quantize(weights, packing, source), theirs)
+    assert_same(kernels.quantize(codec.narrow(weights, source), packing, source), theirs)
 
 
 @pytest.mark.parametrize(("packing", "source"), CASES)
 def test_dequantized_equals_mlx_in_float32(packing, source):
     arrays = by_mlx(awkward(source), packing, source)
-    widened = list(arrays)
+    wide = list(arrays)
     if packing.scale:
-        widened[1:] = [array.astype(mx.float32, stream=mx.cpu) for array in arrays[1:]]
+        wide[1:] = [array.astype(mx.float32, stream=mx.cpu) for array in arrays[1:]]
     options = {"group_size": packing.group, "bits": packing.bits, "mode": packing.mode, "dtype": mx.float32}
-    theirs = np.array(mx.dequantize(*widened, **options, stream=mx.cpu))
+    theirs = np.array(mx.dequantize(*wide, **options, stream=mx.cpu))
     ours = codec.dequantize(tuple(bits(array) for array in arrays), packing)
     assert (ours.dtype, ours.shape) == (np.float32, theirs.shape)
     assert np.array_equal(ours, theirs, equal_nan=True)
@@ -132,7 +133,7 @@ def test_rounding_equals_mlx(encoding):
     """Any bits, every half of the type's last place, denormals, infinities, and what is too large."""
     random = np.random.default_rng(3)
     any_bits = random.integers(0, 1 << 32, 1 << 18).astype(np.uint32).view(np.float32)
-    every = codec.widened(np.arange(1 << 16, dtype=np.uint16).view(np.float16 if encoding == F16 else np.uint16))
+    every = widened(np.arange(1 << 16, dtype=np.uint16).view(np.float16 if encoding == F16 else np.uint16))
     with np.errstate(all="ignore"):
         halfway = every[:-1] / 2 + every[1:] / 2
     large = np.float32([65504, 65519, 65520, 3.3895e38, 3.3961e38, 3.3962e38, np.finfo(np.float32).max, np.inf])
@@ -140,8 +141,8 @@ def test_rounding_equals_mlx(encoding):
     numbers = numbers[~np.isnan(numbers)]
     theirs = mx.array(numbers).astype(TYPES[encoding], stream=mx.cpu)
     assert codec.narrow(numbers, encoding).tobytes() == bits(theirs).tobytes()
-    widened = np.array(theirs.astype(mx.float32, stream=mx.cpu))
-    assert codec.rounded(numbers, encoding).tobytes() == widened.tobytes()
+    wide = np.array(theirs.astype(mx.float32, stream=mx.cpu))
+    assert codec.rounded(numbers, encoding).tobytes() == wide.tobytes()
 
 
 def test_what_mlx_spoils_is_counted():
@@ -170,8 +171,12 @@ def test_float_packings_ask_for_the_source_type():
 def test_threads_at_once_give_the_same_bytes():
     packing = Packing("affine", 4, 64, BF16)
     blocks = [awkward(BF16)[i:] for i in range(8)]
+
+    def packed(block):
+        return kernels.quantize(codec.narrow(block, BF16), packing, BF16)
+
     with ThreadPoolExecutor(4) as pool:
-        for block, arrays in zip(blocks, pool.map(lambda block: kernels.quantize(block, packing), blocks), strict=True):
+        for block, arrays in zip(blocks, pool.map(packed, blocks), strict=True):
             assert_same(arrays, list(codec.quantize(block, packing)))
 
 
@@ -180,11 +185,11 @@ import sys
 from hashlib import sha256
 import numpy as np
 sys.modules["mlx"] = None  # as where it is not installed
-from pipeline.formats.mlx import kernels
+from pipeline.formats.mlx import codec, kernels
 from pipeline.formats.mlx.schemes import BF16, PACKINGS
 weights = np.load(sys.argv[1])
 for packing in PACKINGS.values():
-    arrays = kernels.quantize(weights, packing, BF16)
+    arrays = kernels.quantize(codec.narrow(weights, BF16), packing, BF16)
     print(sha256(b"".join(array.tobytes() for array in arrays)).hexdigest())
 print(*kernels.tools())
 """
@@ -196,7 +201,7 @@ def test_a_machine_without_mlx_writes_the_same_bytes(tmp_path):
     command = [sys.executable, "-W", "error", "-c", WITHOUT_MLX, str(tmp_path / "weights.npy")]
     *digests, tools = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     for packing, digest in zip(PACKINGS.values(), digests, strict=True):
-        arrays = kernels.quantize(weights, packing, BF16)
+        arrays = kernels.quantize(codec.narrow(weights, BF16), packing, BF16)
         assert sha256(b"".join(array.tobytes() for array in arrays)).hexdigest() == digest, packing
     assert tools == "numpy"
     assert [*kernels.tools()] == ["mlx", "numpy"]
@@ -205,7 +210,7 @@ def test_a_machine_without_mlx_writes_the_same_bytes(tmp_path):
 def test_mlx_core_alone_is_imported():
     program = (
         "import sys, numpy; from pipeline.formats.mlx import kernels, schemes\n"
-        "kernels.quantize(numpy.zeros((1, 64), 'f4'), schemes.Packing('affine', 4, 64, schemes.BF16))\n"
+        "kernels.quantize(numpy.zeros((1, 64), 'u2'), schemes.Packing('affine', 4, 64, schemes.BF16), schemes.BF16)\n"
         "print(sorted(name for name in sys.modules if name.split('.')[0] in ('mlx', 'mlx_lm', 'transformers')))"
     )
     out = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
