@@ -102,6 +102,14 @@ class Tokenizer:
             self._vocabularies[size] = self._vocabulary(size)
         return self._vocabularies[size]
 
+    def differing(self, found: Sequence[str], size: int) -> list[str]:
+        """Which of the tokens that others `found` are not this vocabulary's; what pads the embedding may differ."""
+        return [
+            f"token {i}: expected {expected!r}, found {token!r}"
+            for i, (expected, kind, token) in enumerate(zip(*self.vocabulary(size), found, strict=False))
+            if kind is not Kind.UNUSED and token != expected
+        ]
+
     def _vocabulary(self, size: int) -> tuple[list[str], list[Kind]]:
         tokens = [f"[PAD{i}]" for i in range(size)]
         kinds = [Kind.UNUSED] * size

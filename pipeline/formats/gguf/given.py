@@ -14,7 +14,7 @@ from pipeline.formats.gguf.names import gguf_name
 from pipeline.formats.gguf.reader import GgufFile
 from pipeline.models import spec_of
 from pipeline.source.checkpoint import Checkpoint
-from pipeline.source.tokenizer import Kind, Tokenizer
+from pipeline.source.tokenizer import Tokenizer
 from pipeline.types import Artifact, ModelSpec, Planned, TensorSpec
 
 NOT_COMPUTED = {"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"}
@@ -123,17 +123,9 @@ def _shapes(found: GgufFile, spec: ModelSpec) -> Iterator[str]:
 
 
 def _vocabulary(found: GgufFile, spec: ModelSpec, checkpoint: Checkpoint) -> Iterator[str]:
-    """The tokens that the checkpoint's tokenizer can give have its texts; what pads the embedding may differ."""
     if len(found.tokens) != spec.vocab_size:
         yield f"vocabulary: expected {spec.vocab_size} tokens, found {len(found.tokens)}"
-    tokens, kinds = Tokenizer(checkpoint.path).vocabulary(spec.vocab_size)
-    pairs = enumerate(zip(tokens, kinds, found.tokens, strict=False))
-    differing = [
-        f"token {i}: expected {expected!r}, found {token!r}"
-        for i, (expected, kind, token) in pairs
-        if kind is not Kind.UNUSED and token != expected
-    ]
-    yield from some(differing, "tokens")
+    yield from some(Tokenizer(checkpoint.path).differing(found.tokens, spec.vocab_size), "tokens")
 
 
 def _scheme(found: GgufFile) -> str:

@@ -14,7 +14,7 @@ from pipeline.formats.mlx.arguments import YARN
 from pipeline.formats.mlx.reader import MlxFolder
 from pipeline.models import spec_of
 from pipeline.source.checkpoint import Checkpoint
-from pipeline.source.tokenizer import Kind, Tokenizer
+from pipeline.source.tokenizer import Tokenizer
 from pipeline.types import Artifact, ModelSpec, Rope
 
 PATTERNS = ("*.json", reader.WEIGHTS, "tokenizer.model", "*.tiktoken", "*.txt", "*.jsonl", "*.jinja")
@@ -126,15 +126,8 @@ def _shapes(found: MlxFolder, spec: ModelSpec) -> Iterator[str]:
 
 
 def _vocabulary(found: MlxFolder, spec: ModelSpec, checkpoint: Checkpoint) -> Iterator[str]:
-    """The tokens that the checkpoint's tokenizer can give have its texts; what pads the embedding may differ."""
     theirs, _ = Tokenizer(found.path).vocabulary(found.spec.vocab_size)
-    tokens, kinds = Tokenizer(checkpoint.path).vocabulary(spec.vocab_size)
-    differing = [
-        f"token {i}: expected {expected!r}, found {token!r}"
-        for i, (expected, kind, token) in enumerate(zip(tokens, kinds, theirs, strict=False))
-        if kind is not Kind.UNUSED and token != expected
-    ]
-    yield from some(differing, "tokens")
+    yield from some(Tokenizer(checkpoint.path).differing(theirs, spec.vocab_size), "tokens")
 
 
 def _scheme(found: MlxFolder) -> str:
