@@ -24,8 +24,11 @@ def convert(
     out: Path,
     revision: str | None = None,
     types: Mapping[str, str] | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> Artifact:
     """Make the artifact of a scheme in the new folder `out`; nothing is left there on any failure.
+
+    `types` are the own ones of a GGUF mix, `sizes` those of a Core ML package.
 
     Raises:
         PipelineError: as the format's `write`, or `out` exists.
@@ -33,7 +36,7 @@ def convert(
     write = room(format_name, "write").write
     with open_checkpoint(checkpoint, revision) as source, new_folder(out) as folder:
         with progress(f"{format_name} {scheme}", spec_of(source.config).weights) as advance:
-            artifact: Artifact = write(source, scheme, folder, advance, types)
+            artifact: Artifact = write(source, scheme, folder, advance, types, sizes)
         write_json(folder / FILE, artifact)
     return artifact
 

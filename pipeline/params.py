@@ -31,20 +31,33 @@ class Overrides:
     kv_type: str | None = None
 
 
+SIZES = ("chunk", "max_context", "score_window")
+"""Of a Core ML package, in tokens."""
+
+
 @dataclass(frozen=True)
 class Variant:
-    """What to build, a scheme with types of its own or without, or what to measure as it lies at `path`."""
+    """What to build, a scheme with types or sizes of its own or without, or what to measure as it lies at `path`."""
 
     format: str
     scheme: str | None = None
     types: Mapping[str, str] = field(default_factory=dict)
+    chunk: int | None = None
+    max_context: int | None = None
+    score_window: int | None = None
     path: str | None = None
     evaluate: Overrides = field(default_factory=Overrides)
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes of a Core ML package that are given."""
+        return {key: value for key in SIZES if (value := getattr(self, key)) is not None}
+
+    @property
     def asked(self) -> dict[str, str]:
         """What measurements.json must say of it."""
-        what = {"path": self.path} if self.path else {"scheme": mix_name(self.scheme or "", self.types)}
+        own = {**self.types, **self.sizes}
+        what = {"path": self.path} if self.path else {"scheme": mix_name(self.scheme or "", own)}
         return {"format": self.format, **what}
 
 
@@ -148,9 +161,13 @@ def _check_values(params: Params) -> None:
             )
     for name, variant in params.variants.items():
         if (variant.path is None) == (variant.scheme is None):
-            raise ParamsError(f"params.yaml: variants.{name} needs either a scheme to build or the path of a file.")
+            raise ParamsError(
+                f"params.yaml: variants.{name} needs either a scheme to build or the path of a file or folder."
+            )
         if variant.types and variant.scheme is None:
             raise ParamsError(f"params.yaml: variants.{name} has types, but no scheme to build them over.")
+        if variant.sizes and variant.scheme is None:
+            raise ParamsError(f"params.yaml: variants.{name} has {', '.join(variant.sizes)}, but no scheme to build.")
         if (variant.evaluate.threads or 0) < 0:
             raise ParamsError(f"params.yaml: variants.{name}.evaluate.threads must be 0 or more.")
     if params.gate.inconclusive not in {"fail", "warn"}:

@@ -184,7 +184,7 @@ def reference_chat(checkpoint: Checkpoint, runtime: TorchRuntime) -> Chat | None
     tokenizer = Tokenizer(checkpoint.path)
     if tokenizer.chat_template is None:
         return None
-    text = _rendered(checkpoint.path, chats.MESSAGES)
+    text = rendered(checkpoint.path, chats.MESSAGES)
     prompt = Prompt(text, tuple(tokenizer.encode(text, add_special=False).tolist()))
     stop_ids = tokenizer.stop_ids(checkpoint.config)
     ids = runtime.greedy(prompt.ids, chats.LIMIT, stop_ids)
@@ -194,8 +194,12 @@ def reference_chat(checkpoint: Checkpoint, runtime: TorchRuntime) -> Chat | None
     return Chat(chats.MESSAGES, prompt, stop_ids, reply)
 
 
-def _rendered(folder: Path, messages: Messages) -> str:
-    """A prompt as transformers renders it. Its tokenizer takes seconds to load."""
+def rendered(folder: Path, messages: Messages) -> str:
+    """A prompt as transformers renders it, by the tokenizer files of a folder. Its tokenizer takes seconds to load.
+
+    Raises:
+        TokenizerError: the template fails.
+    """
     from jinja2 import TemplateError
 
     _, transformers = _torch()

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 Messages = Sequence[Mapping[str, str]]
 """A conversation: role and content of each message."""
 
+Placement = Mapping[str, Mapping[str, float]]
+"""Of prefill and decode, by name: the share of operations that each compute unit takes."""
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -103,10 +106,10 @@ class Planned:
         return int(np.prod(rows, initial=1)) * self.encoding.row_bytes(columns)
 
 
-def mix_name(scheme: str, types: Mapping[str, str]) -> str:
-    """What a scheme with types of its own is called: 'q4_k_m+attn_v=q8_0,output=q6_k'."""
-    own = ",".join(f"{pattern.lower()}={kind.lower()}" for pattern, kind in types.items())
-    return f"{scheme}+{own}" if own else scheme
+def mix_name(scheme: str, own: Mapping[str, object]) -> str:
+    """What a scheme with types or sizes of its own is called: 'q4_k_m+attn_v=q8_0,output=q6_k', 'int8+chunk=256'."""
+    text = ",".join(f"{key}={value}".lower() for key, value in own.items())
+    return f"{scheme}+{text}" if text else scheme
 
 
 @dataclass(frozen=True)
@@ -201,7 +204,7 @@ class Engine:
     name: str
     version: str
     instruction_set: str
-    device: str  # cpu or gpu
+    device: str  # cpu or gpu; of Core ML the units it may use: cpu, gpu (and cpu), ne (and cpu), all
     kv_type: str
     flash_attention: str  # on, off or auto
     threads: int
@@ -292,6 +295,10 @@ class Runtime(Scorer, Protocol):
         """Bytes that the engine says it held at most, and the function that says it; None where what the process had
         resident tells.
         """
+        ...
+
+    def placement(self) -> Placement | None:
+        """Which compute units the engine means to use; None where it has no choice of its own."""
         ...
 
     def prompt(self, messages: Messages) -> Prompt | None:

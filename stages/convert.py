@@ -22,7 +22,7 @@ def main(name: str) -> None:
         with open_checkpoint(given.checkpoint, revision) as checkpoint:
             artifact.take(Path(variant.path), variant.format, checkpoint, out)
     elif variant.scheme is not None:
-        artifact.convert(given.checkpoint, variant.format, variant.scheme, out, revision, variant.types)
+        artifact.convert(given.checkpoint, variant.format, variant.scheme, out, revision, variant.types, variant.sizes)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,11 @@ def main() -> None:
     given = params.load(paths.PARAMS)
     builds = {name: _build(variant) for name, variant in given.variants.items()}  # refused before hours of work
     for name, variant in given.variants.items():
-        check, scored = room(variant.format, "run").check_settings, given.evaluate_of(name)
+        run, scored = room(variant.format, "run"), given.evaluate_of(name)
+        if variant.scheme is not None:
+            scheme = room(variant.format, "schemes").scheme(variant.scheme, variant.types, variant.sizes)
+            run.check_window(scheme, given.corpus.context)
+        check = run.check_settings
         check(scored.kv_type, scored.flash_attention)
         timed = asdict(given.benchmark) | given.timed_as(name)
         flash = timed["flash_attention"]
@@ -39,8 +43,9 @@ def _build(variant: Variant) -> dict[str, Any]:
     if variant.path is not None:
         files = room(variant.format, "given").hashes(Path(variant.path))
         return {"format": variant.format, "path": variant.path, "files": files}
-    room(variant.format, "schemes").scheme(variant.scheme, variant.types)
-    return {"format": variant.format, "scheme": variant.scheme, "types": dict(variant.types)}
+    room(variant.format, "schemes").scheme(variant.scheme, variant.types, variant.sizes)
+    built = {"format": variant.format, "scheme": variant.scheme, "types": dict(variant.types)}
+    return built | ({"sizes": variant.sizes} if variant.sizes else {})
 
 
 if __name__ == "__main__":

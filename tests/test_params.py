@@ -12,6 +12,7 @@ import yaml
 from conftest import ROOT
 
 from pipeline.errors import ParamsError
+from pipeline.formats import room
 from pipeline.params import Benchmark, Corpus, Evaluate, Gate, Params, Variant, load
 from pipeline.types import Limits
 
@@ -224,12 +225,45 @@ def test_each_variant_asks_for_a_scheme_or_a_file(tmp_path: Path) -> None:
     }
 
 
+def test_a_core_ml_variant_may_have_sizes_of_its_own(tmp_path: Path) -> None:
+    own = {"score_window": 64, "chunk": 256, "max_context": 4096}
+
+    def change(raw: dict[str, Any]) -> None:
+        raw["variants"]["b"] = {"format": "coreml", "scheme": "int8", **own}
+        raw["variants"]["c"] = {"format": "coreml", "scheme": "int8", "chunk": 128}
+        raw["variants"]["d"] = {"format": "coreml", "scheme": "int8", "chunk": None}
+
+    params = load_changed(tmp_path, change)
+    assert [params.variant(name).sizes for name in "bcd"] == [own, {"chunk": 128}, {}]
+    assert {name: params.asked[name] for name in "bcd"} == {
+        "b": {"format": "coreml", "scheme": "int8+chunk=256,max_context=4096,score_window=64"},
+        "c": {"format": "coreml", "scheme": "int8+chunk=128"},
+        "d": {"format": "coreml", "scheme": "int8"},
+    }
+    for name in "bcd":  # what an artifact says of itself, and the gate compares
+        variant = params.variant(name)
+        scheme = room("coreml", "schemes").scheme(variant.scheme, variant.types, variant.sizes)
+        assert scheme.label == variant.asked["scheme"]
+
+
 @pytest.mark.parametrize(
     ("variant", "message"),
     [
         ({"format": "gguf"}, "variants.b needs either a scheme to build or the path of a file"),
         ({"format": "gguf", "scheme": "q4_0", "path": "a.gguf"}, "variants.b needs either a scheme to build or"),
         ({"format": "gguf", "path": "a.gguf", "types": {"attn_v": "q8_0"}}, "variants.b has types, but no scheme"),
+        (
+            {"format": "coreml", "path": "a", "chunk": 64, "score_window": 9},
+            "variants.b has chunk, score_window, but no",
+        ),
+        (
+            {"format": "coreml", "scheme": "int8", "chunk": "64"},
+            "variants.b.chunk must be a whole number or null, found",
+        ),
+        (
+            {"format": "coreml", "scheme": "int8", "chunks": 64},
+            "unknown key 'variants.b.chunks'; did you mean 'chunk'?",
+        ),
         ({"format": "gguf", "scheme": "q4_0", "types": {"attn_v": 8}}, "variants.b.types.attn_v must be text, found 8"),
         (
             {"format": "gguf", "scheme": "q4_0", "evaluate": {"kv": "q8_0"}},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +11,7 @@ from types import ModuleType
 from pipeline.errors import ParamsError, suggestion
 from pipeline.types import EffectiveType, Planned
 
-FORMATS = ("gguf", "mlx")
+FORMATS = ("gguf", "mlx", "coreml")
 FILE_FORMAT, FOLDER_FORMAT = "gguf", "mlx"
 """The formats in which others give a weight file, and a folder with config.json and safetensors."""
 
@@ -33,6 +33,27 @@ def room(format_name: str, name: str) -> ModuleType:
     if format_name not in FORMATS:
         raise ParamsError(f"format {format_name!r} does not exist; {suggestion(format_name, FORMATS)}")
     return import_module(f"pipeline.formats.{format_name}.{name}")
+
+
+def refuse_sizes(format_name: str, sizes: Mapping[str, int] | None) -> None:
+    """For formats whose artifacts take any number of tokens.
+
+    Raises:
+        ParamsError: sizes, which only a Core ML package has.
+    """
+    if sizes:
+        raise ParamsError(f"{', '.join(sizes)}: {format_name} artifacts have no fixed sizes. Only coreml packages do.")
+
+
+def refuse_settings(kv_type: str, flash_attention: bool | None, theirs: str) -> None:
+    """For formats whose engines have no choice of these; `theirs` says what they have.
+
+    Raises:
+        ParamsError: a KV type or flash attention other than the defaults.
+    """
+    if kv_type != "f16" or flash_attention:
+        asked = f"kv_type {kv_type}" if kv_type != "f16" else "flash_attention"
+        raise ParamsError(f"{asked} is a setting of GGUF: {theirs}. Put it into the `evaluate` of the GGUF variants.")
 
 
 def effective_types(planned: Sequence[Planned]) -> dict[str, EffectiveType]:

@@ -49,10 +49,13 @@ class _Done:
     problem: QuantizationError | None = None
 
 
-def encode_all(source: Path, planned: Iterable[Planned], encode: Encode, advance: Advance, spare: int = 0) -> None:
+def encode_all(
+    source: Path, planned: Iterable[Planned], encode: Encode, advance: Advance, spare: int = 0, multiple: int = 1
+) -> None:
     """Have every tensor encoded, block by block; `advance` is told of weights done. `source` is for errors.
 
-    A thread works for each core, and `spare` more where `encode` waits for threads of its own.
+    A thread works for each core, and `spare` more where `encode` waits for threads of its own. Blocks begin at rows
+    that are multiples of `multiple`.
 
     Raises:
         QuantizationError: what `encode` raised, all tensors listed.
@@ -66,7 +69,7 @@ def encode_all(source: Path, planned: Iterable[Planned], encode: Encode, advance
         return _Done(rows)
 
     problems: dict[str, QuantizationError] = {}  # of each tensor the first, with the weights of all like it
-    jobs = _jobs(planned)
+    jobs = _jobs(planned, multiple)
     with ThreadPoolExecutor(usable_cores() + spare) as threads:
         try:
             while batch := list(islice(jobs, BATCH_JOBS)):  # a batch at a time: 27B weights are 50,000 jobs
@@ -85,11 +88,11 @@ def encode_all(source: Path, planned: Iterable[Planned], encode: Encode, advance
         )
 
 
-def _jobs(planned: Iterable[Planned]) -> Iterator[Rows]:
+def _jobs(planned: Iterable[Planned], multiple: int) -> Iterator[Rows]:
     for p in planned:
         *shape, columns = p.tensor.shape
         rows = shape[0] if shape else 1
-        step = max(1, BLOCK_WEIGHTS // columns)
+        step = max(1, BLOCK_WEIGHTS // columns // multiple) * multiple
         for start in range(0, rows, step):
             yield Rows(p, start, min(step, rows - start))
 

@@ -48,6 +48,19 @@ def unrepresentative(device: str) -> str | None:
     return None
 
 
+def unmeasurable() -> str | None:
+    """Why nothing can be timed on this machine; None where it can."""
+    return None
+
+
+def check_window(scheme: object, window: int) -> None:
+    """Refuse windows longer than the artifacts of a scheme will take: they take any."""
+
+
+def check_lengths(folder: Path, artifact: Artifact, window: int, conversation: int = 0) -> None:
+    """Refuse windows and conversations longer than the artifact takes: it takes any."""
+
+
 def context_length(folder: Path, artifact: Artifact) -> int:
     """Tokens of the longest context that the artifact's model was trained for."""
     model = engine.load_model(folder / next(iter(artifact.files)), vocab_only=True)
@@ -172,6 +185,9 @@ class GgufRuntime:
 
     def peak_memory(self) -> None:
         """See Runtime: the weights are mapped, so they are resident as they are used."""
+
+    def placement(self) -> None:
+        """See Runtime: llama.cpp computes where it is told."""
 
     def prompt(self, messages: Messages) -> Prompt | None:
         """See Runtime. Rendered as llama-cpp-python renders it for its users."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pipeline.errors import ParamsError, suggestion
+from pipeline.formats import refuse_sizes
 from pipeline.types import Encoding, mix_name
 
 RUNS_ON = "llama.cpp: CPU everywhere, Metal on Apple Silicon"
@@ -91,7 +92,7 @@ SCHEMES = {
 }
 
 
-def scheme(name: str, types: Mapping[str, str] | None = None) -> Scheme:
+def scheme(name: str, types: Mapping[str, str] | None = None, sizes: Mapping[str, int] | None = None) -> Scheme:
     """A scheme by name, with the types of a custom mix over it: {pattern: type}.
 
     A pattern is a regular expression searched in a tensor's GGUF name (blk.0.attn_v.weight), as llama-quantize's
@@ -101,6 +102,7 @@ def scheme(name: str, types: Mapping[str, str] | None = None) -> Scheme:
         ParamsError: no such scheme or type, a pattern that is none or is given twice, or patterns over a scheme that
             quantizes nothing.
     """
+    refuse_sizes("gguf", sizes)
     if name not in SCHEMES:
         raise ParamsError(f"gguf has no scheme {name!r}; {suggestion(name, [*SCHEMES])}")
     own = tuple(_own_type(name, *item) for item in (types or {}).items())

@@ -42,6 +42,7 @@ def write(
     folder: Path,
     advance: Advance = silent,
     types: Mapping[str, str] | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> Artifact:
     """Encode every tensor of the checkpoint into `folder`/model.gguf; `advance` is told of weights done.
 
@@ -58,7 +59,7 @@ def write(
         OutputError: not enough disk.
         ArtifactError: what was written does not read back as planned.
     """
-    scheme = scheme_of(scheme_name, types)
+    scheme = scheme_of(scheme_name, types, sizes)
     spec = spec_of(checkpoint.config)
     checkpoint.check(spec)
     planned = plan(spec, scheme)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import ArtifactError, ParamsError, suggestion
+from pipeline.formats import refuse_settings
 from pipeline.formats.mlx import engine, reader
 from pipeline.formats.mlx.arguments import as_read
 from pipeline.formats.mlx.native import KV_BYTES, MlxModel
@@ -38,12 +39,7 @@ def check_settings(kv_type: str, flash_attention: bool | None, device: str = "au
     Raises:
         ParamsError: a KV type or flash attention other than the defaults, or an unknown device.
     """
-    if kv_type != "f16" or flash_attention:
-        asked = f"kv_type {kv_type}" if kv_type != "f16" else "flash_attention"
-        raise ParamsError(
-            f"{asked} is a setting of GGUF: MLX variants have a cache of their own float type and MLX's attention. "
-            "Put it into the `evaluate` of the GGUF variants."
-        )
+    refuse_settings(kv_type, flash_attention, "MLX variants have a cache of their own float type and MLX's attention")
     if device not in DEVICES:
         raise ParamsError(f"device {device!r} does not exist; {suggestion(device, DEVICES)}")
 
@@ -57,6 +53,19 @@ def context_length(folder: Path, artifact: Artifact) -> int:
     """Tokens of the longest context that the artifact's model was trained for."""
     engine.lm()  # whoever times the opening of a runtime asks for this first
     return reader.read(folder).spec.context_length
+
+
+def unmeasurable() -> str | None:
+    """Why nothing can be timed on this machine; None where it can."""
+    return None
+
+
+def check_window(scheme: object, window: int) -> None:
+    """Refuse windows longer than the artifacts of a scheme will take: they take any."""
+
+
+def check_lengths(folder: Path, artifact: Artifact, window: int, conversation: int = 0) -> None:
+    """Refuse windows and conversations longer than the artifact takes: it takes any."""
 
 
 def _on_gpu(device: str) -> bool:
@@ -151,6 +160,9 @@ class MlxRuntime:
         if self._device == "cpu":
             return None
         return int(engine.core().get_peak_memory()), "mlx.core.get_peak_memory"
+
+    def placement(self) -> None:
+        """See Runtime: MLX computes where it is told."""
 
     def prompt(self, messages: Messages) -> Prompt | None:
         """See Runtime. Rendered as mlx_lm.generate renders it."""

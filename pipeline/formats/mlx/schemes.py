@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipeline.errors import ParamsError, suggestion
+from pipeline.formats import refuse_sizes
 from pipeline.types import Encoding
 
 RUNS_ON = "MLX: Apple Silicon; scored on any machine"
@@ -104,12 +105,13 @@ SCHEMES = {
 }
 
 
-def scheme(name: str, types: Mapping[str, str] | None = None) -> Scheme:
+def scheme(name: str, types: Mapping[str, str] | None = None, sizes: Mapping[str, int] | None = None) -> Scheme:
     """A scheme by name.
 
     Raises:
         ParamsError: no such scheme, or types of its own, which only GGUF schemes take.
     """
+    refuse_sizes("mlx", sizes)
     if name not in SCHEMES:
         raise ParamsError(f"mlx has no scheme {name!r}; {suggestion(name, [*SCHEMES])}")
     if types:

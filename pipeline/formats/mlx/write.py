@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import ArtifactError, QuantizationError, TokenizerError
-from pipeline.files import BLOCK, reading, sha256
-from pipeline.formats import bits_per_weight, effective_types
+from pipeline.errors import ArtifactError, QuantizationError
+from pipeline.files import sha256
+from pipeline.formats import bits_per_weight, carried, effective_types
 from pipeline.formats.mlx import codec, kernels
 from pipeline.formats.mlx.config import config_text, normalised
 from pipeline.formats.mlx.folder import Shard, index_text, shards, tensors_sha256
@@ -26,9 +26,8 @@ from pipeline.formats.mlx.schemes import scheme as scheme_of
 from pipeline.formats.streaming import Rows, check_disk, encode_all, opened, pwrite
 from pipeline.models import spec_of
 from pipeline.progress import Advance, silent
-from pipeline.source.checkpoint import INDEX, TOKENIZER_FILES, Checkpoint
+from pipeline.source.checkpoint import INDEX, Checkpoint
 from pipeline.source.safetensors import Stored, read_header, widened
-from pipeline.source.tokenizer import Tokenizer
 from pipeline.types import Artifact, Encoding, ModelSpec, Planned
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -44,6 +43,7 @@ def write(
     folder: Path,
     advance: Advance = silent,
     types: Mapping[str, str] | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> Artifact:
     """Fill `folder` with what mlx-lm loads; `advance` is told of weights done. No MLX scheme takes `types`.
 
@@ -58,29 +58,28 @@ def write(
         OutputError: not enough disk.
         ArtifactError: what was written does not read back as planned.
     """
-    scheme = scheme_of(scheme_name, types)
+    scheme = scheme_of(scheme_name, types, sizes)
     spec = spec_of(checkpoint.config)
     checkpoint.check(spec)
     spec = checkpoint.typed(spec)
     planned = ordered(plan(spec, scheme))
-    generation = _generation(checkpoint, spec)
+    generation = carried.generation(checkpoint, spec)
     files = shards(part for p in planned for part in parts(p))
     texts = {
         "config.json": config_text(checkpoint.config, generation, spec, scheme, planned),
         INDEX: index_text(files, spec.weights),
     }
-    carried = [checkpoint.path / name for name in TOKENIZER_FILES if (checkpoint.path / name).exists()]
-    check_disk(folder, sum(shard.length for shard in files) + sum(path.stat().st_size for path in carried))
+    beside = carried.files(checkpoint)
+    check_disk(folder, sum(shard.length for shard in files) + sum(path.stat().st_size for path in beside))
     source = checkpoint.identity()
-    for path in carried:
-        _copy(path, folder / path.name)
+    carried.copy(beside, folder)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     _write_tensors(folder, checkpoint, spec, scheme, planned, files, advance)
     stored = _read_back(folder, files)
-    written = [*(shard.name for shard in files), *texts, *(path.name for path in carried)]
-    with ThreadPoolExecutor(1) as beside:
-        tensors = beside.submit(tensors_sha256, stored)
+    written = [*(shard.name for shard in files), *texts, *(path.name for path in beside)]
+    with ThreadPoolExecutor(1) as other:
+        tensors = other.submit(tensors_sha256, stored)
         hashes = {name: sha256(folder / name) for name in written}
     return Artifact(
         format="mlx",
@@ -104,30 +103,8 @@ def check(checkpoint: Checkpoint, spec: ModelSpec) -> None:
     Raises:
         TokenizerError, CheckpointError: the first that it cannot.
     """
-    _generation(checkpoint, spec)
+    carried.generation(checkpoint, spec)
     normalised(checkpoint.config, spec)
-
-
-def _generation(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Any]:
-    """generation_config.json, once the tokenizer is known to be the checkpoint's: neither is changed on the way."""
-    tokenizer = Tokenizer(checkpoint.path)
-    tokenizer.vocabulary(spec.vocab_size)
-    tokenizer.stop_ids(checkpoint.config)
-    return tokenizer.generation or {}
-
-
-def _copy(source: Path, target: Path) -> None:
-    with target.open("wb") as file:
-        for block in _blocks(source):
-            file.write(block)
-
-
-def _blocks(path: Path) -> Iterator[bytes]:
-    with reading(path, TokenizerError):
-        file = path.open("rb", buffering=0)
-    with file:
-        while block := file.read(BLOCK):
-            yield block
 
 
 @dataclass(frozen=True)

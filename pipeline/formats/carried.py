@@ -1,0 +1,50 @@
+"""What an artifact that is a folder carries beside its weights: the checkpoint's tokenizer files, unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import TokenizerError
+from pipeline.files import BLOCK, reading
+from pipeline.source.checkpoint import TOKENIZER_FILES, Checkpoint
+from pipeline.source.tokenizer import Tokenizer
+from pipeline.types import ModelSpec
+
+
+def files(checkpoint: Checkpoint) -> list[Path]:
+    """The tokenizer files that a checkpoint has."""
+    return [checkpoint.path / name for name in TOKENIZER_FILES if (checkpoint.path / name).exists()]
+
+
+def generation(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Any]:
+    """generation_config.json, once the tokenizer is known to be the checkpoint's: neither is changed on the way.
+
+    Raises:
+        TokenizerError: no tokenizer.json, or one of another checkpoint.
+    """
+    tokenizer = Tokenizer(checkpoint.path)
+    tokenizer.vocabulary(spec.vocab_size)
+    tokenizer.stop_ids(checkpoint.config)
+    return tokenizer.generation or {}
+
+
+def copy(paths: Sequence[Path], folder: Path) -> None:
+    """Copies in a folder, by their names.
+
+    Raises:
+        TokenizerError: one cannot be read.
+    """
+    for path in paths:
+        with (folder / path.name).open("wb") as file:
+            for block in _blocks(path):
+                file.write(block)
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with reading(path, TokenizerError):
+        file = path.open("rb", buffering=0)
+    with file:
+        while block := file.read(BLOCK):
+            yield block
