@@ -1,4 +1,4 @@
-"""A function called in a process of its own, which ends with its caller whatever ends that."""
+"""Functions called in processes of their own, which end with their caller whatever ends that."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
+from pipeline.cores import usable_cores
 from pipeline.errors import MeasurementError, PipelineError
 
 T = TypeVar("T")
@@ -30,8 +33,8 @@ def in_own_process(what: str, function: Callable[..., T], *args: Any) -> T:
     process = context.Process(target=_answer, args=(sending, function, args), daemon=True)
     with receiving:
         try:
-            with sending:
-                _start(process)
+            with sending, _unreached_by_ctrl_c():
+                process.start()
             try:
                 found, value = receiving.recv()
             except EOFError:
@@ -48,22 +51,59 @@ def in_own_process(what: str, function: Callable[..., T], *args: Any) -> T:
     return result
 
 
-def _start(process: BaseProcess) -> None:
-    """Start a process that Ctrl-C on the terminal does not reach: its caller ends it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+@contextmanager
+def workers(what: str) -> Iterator[Callable[..., Any]]:
+    """`call(function, *args)` -> its result, computed by one of as many processes as there are cores: for work that
+    threads would do one at a time, since it holds Python's lock. To be called from several threads.
+
+    Raises:
+        PipelineError: what a function raised, or a process died; `what` names it.
+    """
+    context = multiprocessing.get_context("spawn")
+    others = {child.pid for child in multiprocessing.active_children()}
+    with ProcessPoolExecutor(usable_cores(), context, _end_with_caller) as pool:
+
+        def call(function: Callable[..., Any], *args: Any) -> Any:
+            try:
+                with _unreached_by_ctrl_c():
+                    answer = pool.submit(function, *args)  # which may start a process
+                return answer.result()
+            except BrokenProcessPool as error:
+                raise PipelineError(
+                    f"{what}: a process of it died. If memory was short, free some, and run it again."
+                ) from error
+
+        try:
+            yield call
+        except BaseException:
+            for child in multiprocessing.active_children():
+                if child.pid not in others:
+                    child.kill()  # nobody waits for what it computes any more
+            raise
+
+
+@contextmanager
+def _unreached_by_ctrl_c() -> Iterator[None]:
+    """A process that is started here does not hear of Ctrl-C on the terminal: its caller ends it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the process inherits the mask
     try:
-        process.start()  # which inherits the mask
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _answer(sending: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _end_with_caller()
     try:
         answer = (True, function(*args))
     except PipelineError as error:
         answer = (False, error)
     sending.send(answer)
+
+
+def _end_with_caller() -> None:
+    """From now on this process ends when the one that started it does."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:

@@ -7,20 +7,38 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
-from pipeline.errors import ArtifactError, MeasurementError
-from pipeline.processes import in_own_process
+from pipeline.cores import usable_cores
+from pipeline.errors import ArtifactError, MeasurementError, PipelineError, QuantizationError
+from pipeline.processes import in_own_process, workers
 
 ROOT = Path(__file__).parent.parent
-CALLER = """
-import sys, time
+CALLERS = (
+    """
+import time
 from pipeline.processes import in_own_process
 in_own_process("x", time.sleep, 60)
-"""
+""",
+    """
+import threading, time
+from contextlib import suppress
+from pipeline.errors import PipelineError
+from pipeline.processes import workers
+def work(call):
+    with suppress(PipelineError):
+        call(time.sleep, 60)
+if __name__ == "__main__":
+    with workers("x") as call:
+        thread = threading.Thread(target=work, args=(call,))
+        thread.start()
+        thread.join()
+""",
+)
 
 
 def test_the_answer_comes_from_another_process() -> None:
@@ -65,11 +83,40 @@ def test_an_unforeseen_error_shows_its_traceback(capfd: pytest.CaptureFixture[st
     assert "ValueError: invalid literal" in capfd.readouterr().err
 
 
+def process_of(seconds: float) -> int:
+    time.sleep(seconds)
+    return os.getpid()
+
+
+def miscount(weights: int) -> None:
+    raise QuantizationError("weights that are not finite", weights)
+
+
+def test_workers_compute_side_by_side_for_several_threads() -> None:
+    with workers("x") as call, ThreadPoolExecutor(usable_cores()) as threads:
+        found = [*threads.map(lambda _: call(process_of, 0.3), range(2 * usable_cores()))]
+    assert len({*found} - {os.getpid()}) == usable_cores()
+
+
+def test_a_worker_raises_as_the_function_does() -> None:
+    with workers("x") as call:
+        with pytest.raises(QuantizationError, match="not finite") as raised:
+            call(miscount, 7)
+        assert raised.value.weights == 7
+        assert call(divmod, 17, 5) == (3, 2)
+
+
+def test_a_worker_that_dies_is_an_error() -> None:
+    with workers("palettizing") as call, pytest.raises(PipelineError, match="palettizing: a process of it died"):
+        call(os._exit, 1)
+
+
+@pytest.mark.parametrize("script", CALLERS, ids=["one", "workers"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_no_process_outlives_its_caller(number: int) -> None:
+def test_no_process_outlives_its_caller(number: int, script: str) -> None:
     """Ctrl-C goes to the whole group of processes, the others to the caller alone."""
     caller = subprocess.Popen(
-        [sys.executable, "-c", CALLER], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-c", script], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
         children = sleeping(caller.pid)
