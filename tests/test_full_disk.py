@@ -75,17 +75,23 @@ def test_a_conversion(size: int, source: Path, made: Path, tmp_path: Path) -> No
     assert (tmp_path / "out" / "model.gguf").read_bytes() == (made / "model.gguf").read_bytes()
 
 
-@pytest.mark.parametrize("size", [0, 1000, 20_000])
-def test_a_conversion_of_many_files(size: int, source: Path, tmp_path: Path) -> None:
-    """Carried files, texts, then weights."""
-    convert = ("convert", source, "--format", "mlx", "--scheme", "int8", "--out", tmp_path / "out")
+@pytest.mark.parametrize(
+    ("format_name", "size", "weights"),
+    [
+        *(("mlx", size, "model.safetensors") for size in (0, 1000, 20_000)),
+        ("coreml", 200_000, "model.mlpackage/Data/com.apple.CoreML/weights/weight.bin"),
+    ],
+)
+def test_a_conversion_of_many_files(format_name: str, size: int, weights: str, source: Path, tmp_path: Path) -> None:
+    """Carried files, texts, a program, then weights."""
+    convert = ("convert", source, "--format", format_name, "--scheme", "int8", "--out", tmp_path / "out")
     with full_after(size):
         said = said_of(*convert)
     assert f"{tmp_path / 'out'} cannot be written: File too large. Choose a folder that can, or make room." in said
     assert list(tmp_path.iterdir()) == []
     succeeded(*convert)
     assert (tmp_path / "out" / "tokenizer.json").stat().st_size > 1000
-    assert (tmp_path / "out" / "model.safetensors").stat().st_size > 20_000
+    assert (tmp_path / "out" / weights).stat().st_size > 200_000
 
 
 def test_a_conversion_whose_threads_find_no_room(

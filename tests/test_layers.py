@@ -17,6 +17,7 @@ HEAVY = (
     "gguf",
     "mlx",
     "mlx_lm",
+    "coremltools",
     "matplotlib",
     "jinja2",
     "tokenizers",
@@ -75,6 +76,10 @@ def test_a_stage_shows_a_mistake_without_a_traceback(
         (
             *("format: gguf, scheme: q4_0", "format: mlx, scheme: int4, evaluate: {flash_attention: true}"),
             "flash_attention is a setting of GGUF",
+        ),
+        (
+            *("format: gguf, scheme: q4_0", "format: coreml, scheme: int8, score_window: 256"),
+            "coreml int8: a window of 512 tokens is longer than the 256 that the package scores at once",
         ),
         ("scheme: q4_0", "path: absent.gguf", "absent.gguf is not a file"),
         ("format: gguf", "format: ggfu", "format 'ggfu' does not exist; did you mean 'gguf'?"),
