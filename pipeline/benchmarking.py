@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
@@ -19,7 +20,7 @@ from pipeline.metrics.timing import Samples
 from pipeline.metrics.visits import PASSES, ColdStart, Opening, cold_start, there_and_back, visit
 from pipeline.processes import in_own_process
 from pipeline.progress import progress
-from pipeline.types import Artifact, Engine, Runtime
+from pipeline.types import Artifact, Engine, Placement, Runtime
 
 COLD_STARTS = 3  # of each artifact
 ROUNDS_OF_NO_USER = 3  # of an artifact whose speed here says nothing: enough to see that it runs
@@ -32,11 +33,21 @@ class Timed:
     there are any.
     """
 
-    order: str  # interleaved, or abba
-    visits: list[str]
-    rounds_per_visit: int
-    samples: dict[str, Samples]
-    engines: dict[str, Engine]
+    order: str = "interleaved"  # or abba
+    visits: list[str] = field(default_factory=list)
+    rounds_per_visit: int = 1
+    samples: dict[str, Samples] = field(default_factory=dict)
+    engines: dict[str, Engine] = field(default_factory=dict)
+    placements: dict[str, Placement | None] = field(default_factory=dict)
+
+    def and_then(self, later: Timed) -> Timed:
+        """With the samples of others, which were timed behind these."""
+        return replace(
+            self,
+            samples=self.samples | later.samples,
+            engines=self.engines | later.engines,
+            placements=self.placements | later.placements,
+        )
 
 
 def named(folders: Sequence[Path]) -> dict[str, Path]:
@@ -65,8 +76,10 @@ def benchmark_folders(
     an artifact differs, by name. Artifacts stay loaded side by side while their files are less than half of memory;
     else each has a process of its own, one at a time. Where a format's runtime says that its speed here is no user's,
     only the shortest prompt and decoding are timed, in fewer rounds, and after the others, which it shall not disturb.
+    Where it says that nothing can be timed here, an artifact is not opened.
 
     Raises:
+        ParamsError: settings that a format does not have.
         MeasurementError: no prompt length fits the context of an artifact, a process of its own died, or a time that
             cannot be.
     """
@@ -74,8 +87,14 @@ def benchmark_folders(
     openings, left_out = {}, {}
     reasons: dict[str, str | None] = {}
     for name, artifact in loaded.items():
-        own = {**settings, **overrides.get(name, {})}
-        reasons[name] = room(artifact.format, "run").unrepresentative(own["device"])
+        run, own = room(artifact.format, "run"), {**settings, **overrides.get(name, {})}
+        flash = own["flash_attention"]
+        own["flash_attention"] = None if flash == "auto" else flash
+        run.check_settings(own["kv_type"], own["flash_attention"], own["device"])
+        if (reason := run.unmeasurable()) is not None:
+            reasons[name], left_out[name] = None, dict.fromkeys(_asked(prompt_lengths, decode), reason)
+            continue
+        reasons[name] = run.unrepresentative(own["device"])
         openings[name], left_out[name] = _opening(
             name, artifacts.location(folders[name], artifact), artifact, prompt_lengths, decode, own, reasons[name]
         )
@@ -83,12 +102,8 @@ def benchmark_folders(
     others = {name: opening for name, opening in openings.items() if name not in users}
     cold = _cold_starts(users)  # first: a file that is mapped stays in the page cache
     parts = [(users, rounds), (others, min(rounds, ROUNDS_OF_NO_USER))]
-    first, *second = (_timed(part, count) for part, count in parts if part)
-    timed = replace(
-        first,
-        samples=first.samples | {name: found for later in second for name, found in later.samples.items()},
-        engines=first.engines | {name: found for later in second for name, found in later.engines.items()},
-    )
+    first, *second = [_timed(part, count) for part, count in parts if part] or [Timed()]
+    timed = reduce(Timed.and_then, second, first)
     return {
         "machine": machine.fingerprint(),
         "power_source": machine.power_source(),
@@ -99,8 +114,9 @@ def benchmark_folders(
         "variants": {
             name: {
                 "artifact": loaded[name].files,
-                "engine": asdict(timed.engines[name]),
-                **timing.as_json(timed.samples[name]),
+                "engine": asdict(timed.engines[name]) if name in timed.engines else None,
+                "placement": timed.placements.get(name),
+                **timing.as_json(timed.samples.get(name, Samples())),
                 "unrepresentative": reasons[name],
                 "not_measured": left_out[name],
                 **_cold_json(cold.get(name, [])),
@@ -108,6 +124,11 @@ def benchmark_folders(
             for name in loaded
         },
     }
+
+
+def _asked(lengths: Sequence[int], decode: int) -> list[str]:
+    """The tasks by the names of speed.json."""
+    return [*(f"prefill {length}" for length in sorted({*lengths})), f"decode {decode}"]
 
 
 def _timed(openings: Mapping[str, Opening], rounds: int) -> Timed:
@@ -137,18 +158,16 @@ def _opening(
     fitting = tuple(length for length in lengths if length + decode <= context)
     if not fitting:
         raise MeasurementError(
-            f"{name}: no prompt fits the model's context of {context} tokens: the shortest takes {min(lengths)} and "
+            f"{name}: no prompt fits its context of {context} tokens: the shortest takes {min(lengths)} and "
             f"{decode} to decode. Ask for a shorter prompt or fewer tokens to decode."
         )
-    flash = settings["flash_attention"]
-    own = {**settings, "flash_attention": None if flash == "auto" else flash}
-    beyond = f"with {decode} tokens to decode it is beyond the model's context of {context}"
+    beyond = f"with {decode} tokens to decode it is beyond its context of {context}"
     timed = fitting if unrepresentative is None else (min(fitting),)
     left_out = {
         f"prefill {length}": unrepresentative if unrepresentative and length in fitting else beyond
         for length in sorted({*lengths} - {*timed})
     }
-    return Opening(folder, artifact, timed, decode, own), left_out
+    return Opening(folder, artifact, timed, decode, settings), left_out
 
 
 def _cold_starts(openings: Mapping[str, Opening]) -> dict[str, list[ColdStart]]:
@@ -173,7 +192,8 @@ def _side_by_side(openings: Mapping[str, Opening], rounds: int) -> Timed:
         with progress("timing", len(runtimes) * (rounds + 1)) as advance:
             samples = timing.measure(runtimes, tasks, rounds, advance=advance)
         engines = {name: timing.engine_of(runtime) for name, runtime in runtimes.items()}
-    return Timed("interleaved", [*timing.rotated([*openings], rounds)], 1, samples, engines)
+        placements = {name: runtime.placement() for name, runtime in runtimes.items()}
+    return Timed("interleaved", [*timing.rotated([*openings], rounds)], 1, samples, engines, placements)
 
 
 def _one_at_a_time(openings: Mapping[str, Opening], rounds: int) -> Timed:
@@ -181,14 +201,15 @@ def _one_at_a_time(openings: Mapping[str, Opening], rounds: int) -> Timed:
     order, share = there_and_back([*openings]), math.ceil(rounds / PASSES)
     samples = {name: Samples() for name in openings}
     engines: dict[str, Engine] = {}
+    placements: dict[str, Placement | None] = {}
     given = 0
     with progress("timing, one at a time", len(order)) as advance:
         for name in order:
             found = in_own_process(f"{name}, timing", visit, openings[name], share, given)
             samples[name].add(found.samples)
-            engines[name], given = found.engine, found.given
+            engines[name], placements[name], given = found.engine, found.placement, found.given
             advance(1)
-    return Timed("abba", order, share, samples, engines)
+    return Timed("abba", order, share, samples, engines, placements)
 
 
 def _cold_json(starts: Sequence[ColdStart]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ def evaluate(
 
     Raises:
         ArtifactError: the artifact was made from other files than the reference.
+        ParamsError: windows or a chat longer than the artifact takes.
         MeasurementError: the reference is of other windows, the logits cannot be true, the artifact's own runtime
             computes others than were scored, or the artifact asks in other words than the reference or does not stop
             where it would.
@@ -42,8 +43,10 @@ def evaluate(
     identity = reference_meta(artifact.source, windows)
     _check_identity(place, identity, reference.meta)
     run, chat = room(artifact.format, "run"), reference.chat
-    context = max(windows.context, len(chat.prompt.ids) + chats.LIMIT if chat else 0)
-    runtime = run.open_runtime(artifacts.location(place, artifact), artifact, context=context, **settings)
+    conversation = len(chat.prompt.ids) + chats.LIMIT if chat else 0
+    folder, context = artifacts.location(place, artifact), max(windows.context, conversation)
+    run.check_lengths(folder, artifact, windows.context, conversation)
+    runtime = run.open_runtime(folder, artifact, context=context, **settings)
     try:
         asked = chats.prompt_problem(runtime.prompt(chats.MESSAGES), chat.prompt if chat else None)
         _refuse_own(place, artifact, asked)  # before the long work
@@ -108,6 +111,7 @@ def evaluate_place(
 
     Raises:
         ArtifactError: the artifact is not what it says, or was made from another checkpoint.
+        ParamsError: settings or a context that the artifact does not have.
     """
     with open_checkpoint(checkpoint_name, revision) as checkpoint:
         spec, source = spec_of(checkpoint.config), checkpoint.identity()
@@ -117,6 +121,9 @@ def evaluate_place(
                 f"{place} was made from other files than {checkpoint_name} has. "
                 "Give the checkpoint it was made from, or convert again."
             )
+        run = room(artifact.format, "run")
+        run.check_settings(settings["kv_type"], settings["flash_attention"])
+        run.check_lengths(artifacts.location(place, artifact), artifact, context)
         name = corpus if corpus in corpora.NAMES else "file"
         path = corpora.text_path(name, corpus if name == "file" else None)
         windows = corpora.cut(name, path, Tokenizer(checkpoint.path), spec, context, count)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,6 +15,7 @@ from support import Shape, write_checkpoint
 from pipeline import artifact, benchmarking
 from pipeline.benchmarking import benchmark_folders
 from pipeline.errors import MeasurementError, ParamsError
+from pipeline.formats import room
 from pipeline.metrics import visits
 from pipeline.metrics.visits import Opening, cold_start, there_and_back, visit
 from pipeline.processes import in_own_process
@@ -58,7 +61,7 @@ def test_small_artifacts_are_timed_in_interleaved_rounds(side_by_side: dict[str,
 
 
 def test_a_length_beyond_the_context_is_not_measured_and_says_why(side_by_side: dict[str, Any]) -> None:
-    reason = "with 4 tokens to decode it is beyond the model's context of 300"
+    reason = "with 4 tokens to decode it is beyond its context of 300"
     for variant in side_by_side["variants"].values():
         assert variant["not_measured"] == {"prefill 512": reason}
 
@@ -70,7 +73,7 @@ def test_a_length_that_fills_the_context_is_measured(folders: dict[str, Path]) -
 
 
 def test_no_length_that_fits_is_an_error(folders: dict[str, Path]) -> None:
-    said = "bf16: no prompt fits the model's context of 300 tokens: the shortest takes 297 and 4 to decode"
+    said = "bf16: no prompt fits its context of 300 tokens: the shortest takes 297 and 4 to decode"
     with pytest.raises(MeasurementError, match=said):
         timed({"bf16": folders["bf16"]}, [512, 297])
 
@@ -206,3 +209,66 @@ def test_an_artifact_whose_process_dies_is_named(
     what = {"cold_start": "bf16, cold start", "visit": "bf16, timing"}[of]
     with pytest.raises(MeasurementError, match=rf"{what}: its process was killed \(signal 9\)"):
         timed({"bf16": folders["bf16"]}, [8])
+
+
+# Artifacts that this machine cannot run
+
+
+@pytest.fixture
+def no_mlx(folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of a format that cannot be timed here: it is never opened."""
+    place = tmp_path / "elsewhere"
+    shutil.copytree(folders["q4_0"], place)
+    raw = json.loads((place / artifact.FILE).read_text())
+    (place / artifact.FILE).write_text(json.dumps(raw | {"format": "mlx"}))
+    monkeypatch.setattr(room("mlx", "run"), "unmeasurable", lambda: "needs macOS")
+    for name in ("open_runtime", "context_length", "unrepresentative"):
+        monkeypatch.setattr(room("mlx", "run"), name, None)
+    return place
+
+
+def test_what_cannot_be_timed_here_is_listed_with_the_reason(folders: dict[str, Path], no_mlx: Path) -> None:
+    speed = timed({"elsewhere": no_mlx, "q8_0": folders["q8_0"]}, [16, 8, 512])
+    found = speed["variants"]["elsewhere"]
+    assert found == {
+        "artifact": artifact.load(no_mlx).files,
+        "engine": None,
+        "placement": None,
+        "prefill": {},
+        "decode": {},
+        "unrepresentative": None,
+        "not_measured": dict.fromkeys(("prefill 8", "prefill 16", "prefill 512", "decode 4"), "needs macOS"),
+        "cold_start": {},
+        **dict.fromkeys(("peak_memory_bytes", "memory_by", "kv_bytes")),
+    }
+    assert speed["visits"] == ["q8_0", "q8_0"]
+    other = speed["variants"]["q8_0"]
+    assert other["engine"]["name"] == "llama.cpp"
+    assert other["placement"] is None
+    assert [*other["prefill"]] == ["8", "16"]
+
+
+def test_there_may_be_nothing_to_time(no_mlx: Path) -> None:
+    speed = timed({"elsewhere": no_mlx}, [8])
+    assert (speed["order"], speed["visits"], speed["rounds_per_visit"]) == ("interleaved", [], 1)
+    assert speed["variants"]["elsewhere"]["not_measured"] == {"prefill 8": "needs macOS", "decode 4": "needs macOS"}
+
+
+def test_settings_are_checked_also_where_nothing_is_timed(no_mlx: Path) -> None:
+    with pytest.raises(ParamsError, match="device 'gpux' does not exist; known: auto, cpu"):
+        timed({"elsewhere": no_mlx}, [8], settings=SETTINGS | {"device": "gpux"})
+    with pytest.raises(ParamsError, match="kv_type q8_0 is a setting of GGUF"):
+        timed({"elsewhere": no_mlx}, [8], overrides={"elsewhere": {"kv_type": "q8_0"}})
+
+
+@pytest.mark.parametrize("half", [1e12, 0.0])
+def test_placement_is_that_of_the_runtime(
+    half: float, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked where the runtime is: in this process, or in the one of a visit."""
+    placement = {"prefill": {"cpu": 0.25, "gpu": 0.0, "neural_engine": 0.75}}
+    monkeypatch.setattr(benchmarking, "half_of_memory", lambda: half)
+    monkeypatch.setattr(benchmarking, "_cold_starts", lambda openings: {name: [] for name in openings})
+    monkeypatch.setattr(benchmarking, "in_own_process", lambda what, function, *args: function(*args))
+    monkeypatch.setattr(room("gguf", "run").GgufRuntime, "placement", lambda self: placement)
+    assert timed({"bf16": folders["bf16"]}, [8])["variants"]["bf16"]["placement"] == placement

@@ -129,7 +129,7 @@ def test_a_speed_that_is_no_users_says_so_and_takes_little_time(speed: dict[str,
     assert [*found["prefill"]] == ["8"]
     assert [*found["decode"]] == ["4"]
     assert len(found["prefill"]["8"]["seconds"]) == ROUNDS_OF_NO_USER == 3
-    beyond = "with 4 tokens to decode it is beyond the model's context of 300"
+    beyond = "with 4 tokens to decode it is beyond its context of 300"
     assert found["not_measured"] == {"prefill 16": REASON, "prefill 512": beyond}
     assert found["cold_start"] == {}
     assert (found["peak_memory_bytes"], found["memory_by"], found["kv_bytes"]) == (None, None, None)

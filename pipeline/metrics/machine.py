@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+from collections.abc import Mapping
 from typing import Any
 
 FLAGS = (
@@ -32,7 +33,7 @@ def fingerprint() -> dict[str, Any]:
     }
 
 
-def short_id(machine: dict[str, Any]) -> str:
+def short_id(machine: Mapping[str, Any]) -> str:
     """Eight hex digits that two figures of one machine share."""
     return hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:8]
 

@@ -12,7 +12,7 @@ from pipeline.formats import room
 from pipeline.metrics import timing
 from pipeline.metrics.memory import drop_from_page_cache, peak_rss_bytes
 from pipeline.metrics.timing import Prompts, Samples, Task
-from pipeline.types import Artifact, Engine, Runtime
+from pipeline.types import Artifact, Engine, Placement, Runtime
 
 RESIDENT = "resident set"  # as `memory_by`
 
@@ -60,10 +60,11 @@ class ColdStart:
 
 @dataclass(frozen=True)
 class Visit:
-    """What one visit measured, by which engine, and how many prompts were given so far."""
+    """What one visit measured, by which engine and compute units, and how many prompts were given so far."""
 
     samples: Samples
     engine: Engine
+    placement: Placement | None
     given: int
 
 
@@ -97,7 +98,7 @@ def visit(opening: Opening, rounds: int, given: int) -> Visit:
     try:
         prompts = Prompts(runtime.vocab_size, given)
         (samples,) = timing.measure({"": runtime}, {"": opening.tasks}, rounds, prompts).values()
-        return Visit(samples, timing.engine_of(runtime), prompts.given)
+        return Visit(samples, timing.engine_of(runtime), runtime.placement(), prompts.given)
     finally:
         runtime.close()
 
