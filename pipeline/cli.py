@@ -108,12 +108,23 @@ def schemes(json_file: str | None) -> None:
 @main.command()
 @click.argument("checkpoint")
 @revision_option
-@click.option("--format", "format_name", required=True, help="gguf or mlx")
+@click.option("--format", "format_name", required=True, help="gguf, mlx or coreml")
 @click.option("--scheme", required=True, help="See `quantgate schemes`.")
 @types_option
+@click.option("--chunk", type=int, help="Core ML: tokens that prefill takes at once, 64 to 512.  [default: 128]")
+@click.option("--max-context", type=int, help="Core ML: tokens of a conversation.  [default: 2048]")
+@click.option("--score-window", type=int, help="Core ML: tokens that score takes.  [default: 512]")
 @click.option("--out", required=True, type=FOLDER, help="A new folder.")
 def convert(
-    checkpoint: str, revision: str | None, format_name: str, scheme: str, types: dict[str, str], out: Path
+    checkpoint: str,
+    revision: str | None,
+    format_name: str,
+    scheme: str,
+    types: dict[str, str],
+    chunk: int | None,
+    max_context: int | None,
+    score_window: int | None,
+    out: Path,
 ) -> None:
     """Make the artifact of one scheme of CHECKPOINT in a new folder.
 
@@ -122,7 +133,9 @@ def convert(
     from pipeline import artifact
     from pipeline.report.text import effective, megabytes
 
-    made = artifact.convert(checkpoint, format_name, scheme, out, revision, types)
+    asked = {"chunk": chunk, "max_context": max_context, "score_window": score_window}
+    sizes = {key: tokens for key, tokens in asked.items() if tokens is not None}
+    made = artifact.convert(checkpoint, format_name, scheme, out, revision, types, sizes)
     size, bits = megabytes(made.size_bytes), made.bits_per_weight
     click.echo(f"{out}: {made.format} {made.scheme}, {size} MB, {bits:.2f} bits per weight")
     click.echo(effective({name: entry.weights for name, entry in made.effective_types.items()}))
@@ -168,7 +181,7 @@ def evaluate(
 @click.option("--prompt-length", "prompt_lengths", multiple=True, type=click.IntRange(1), default=(128, 512, 2048))
 @click.option("--decode", type=click.IntRange(1), default=64, show_default=True, help="Tokens to decode.")
 @click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="Below 6 there is no interval.")
-@click.option("--device", default="auto", show_default=True, help="auto or cpu")
+@click.option("--device", default="auto", show_default=True, help="auto or cpu; of Core ML also gpu, ne, all.")
 @click.option("--threads", type=click.IntRange(0), default=0, help="[default: one per physical core]")
 @json_option
 def benchmark(
@@ -194,12 +207,21 @@ def benchmark(
 
 
 @main.command()
-def report() -> None:
-    """Write reports/ from what the stages left."""
+@click.option(
+    "--also",
+    multiple=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="What `quantgate benchmark --json` wrote on another machine. Repeatable.",
+)
+def report(also: tuple[Path, ...]) -> None:
+    """Write reports/ from what the stages left.
+
+    Figures of other machines stand in a section of their own, by the hashes of the artifacts that were measured there.
+    """
     from pipeline import params
     from pipeline.report.build import build
 
-    build([*params.load(paths.PARAMS).variants])
+    build([*params.load(paths.PARAMS).variants], also=also)
     click.echo(f"wrote {paths.PARETO_MD}, {paths.PARETO_PNG} and {paths.MEASUREMENTS}")
 
 

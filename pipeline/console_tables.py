@@ -13,8 +13,18 @@ from rich.text import Text
 
 from pipeline.gate import FAIL, INCONCLUSIVE, PASS, Result
 from pipeline.report.measurements import timed_figures
-from pipeline.report.pareto import change
-from pipeline.report.speeds import COSTS, NOT_MEASURED, cost_notes, costs, marks, rate_notes, tasks_of
+from pipeline.report.pareto import change, unmeasured
+from pipeline.report.speeds import (
+    COSTS,
+    PLACED,
+    cost_notes,
+    costs,
+    marks,
+    not_measured,
+    placements,
+    rate_notes,
+    tasks_of,
+)
 from pipeline.report.text import decimals, effective, megabytes, parity, ranged, shortened
 
 COLORS = {PASS: "green", FAIL: "red", INCONCLUSIVE: "yellow"}
@@ -97,6 +107,7 @@ def quality(name: str, found: Mapping[str, Any]) -> None:
     _row(table, "same top-1", ranged({key: share and share * 100 for key, share in same.items()}, 2) + " %")
     _row(table, "bits per byte", f"{found['bits_per_byte']:.4f}")
     _row(table, "scored", f"{found['scored_tokens']} tokens in {found['windows']} windows")
+    _row(table, "by", f"{found['engine']['name']} ({found['engine']['version']})")
     if found["parity"]:
         _row(table, "checked", f"against {parity(found['parity'])}")
     for label, text in _reply(found["reply"]):
@@ -122,10 +133,20 @@ def speed(found: Mapping[str, Any]) -> None:
         for task, figures in tasks_of(variant):
             _row(rates, name, task, ranged(figures, 1), marks(variant, figures), str(figures["rounds"]))
         for task in variant["not_measured"]:
-            _row(rates, name, task, NOT_MEASURED)
-        _row(memory, name, *costs(variant))
-    notes = [f"{found['machine']['cpu']}, medians with 95 % intervals", *rate_notes(variants)]
-    _print(rates, "", *map(escape, notes), "", memory, "", *map(escape, cost_notes(variants)))
+            _row(rates, name, task, not_measured(variant))
+        if unmeasured(variant) is None:  # else a note says it of speed and memory
+            _row(memory, name, *costs(variant))
+    is_timed = any(True for variant in variants.values() for _ in tasks_of(variant))
+    intervals = ", medians with 95 % intervals" if is_timed else ""
+    notes = [f"{found['machine']['cpu']}{intervals}", *rate_notes(variants)]
+    _print(rates, "", *map(escape, notes))
+    if memory.row_count:
+        _print("", memory, "", *map(escape, cost_notes(variants)))
+    placed = _table("artifact", *(f"operations of {task}" for task in PLACED))
+    for name, cells in placements(variants).items():
+        _row(placed, name, *cells)
+    if placed.row_count:
+        _print("", placed)
 
 
 def gate(result: Result) -> None:

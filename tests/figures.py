@@ -36,8 +36,10 @@ MLX_ENGINE = {
     "mmap": None,
 }
 MLX_TIMING_ENGINE = {**MLX_ENGINE, "name": "mlx", "version": "mlx 0.32", "device": "gpu", "batch": 2048}
+COREML_ENGINE = {**MLX_ENGINE, "name": "reference executor", "version": "coremltools 9", "kv_type": "f16"}
 PARITY = {"windows": 2, "tokens": 510, "max_difference": 8e-6, "limit": 1e-3, "engine": MLX_TIMING_ENGINE}
 UNREPRESENTATIVE = "MLX on a CPU is not what anybody runs"
+NEEDS_MACOS = "needs macOS"
 TIMING = {"decode": 64, "rounds": 7, "device": "auto", "threads": 0, "flash_attention": "auto", "kv_type": "f16"}
 MACHINE = {
     "cpu": "A CPU",
@@ -106,6 +108,7 @@ def variant(size: int, kld: float, ratio: float, prefill: float | None = 1000.0,
         "decode": {} if prefill is None else {"64": rate(300.0)},
         "unrepresentative": None,
         "not_measured": {},
+        "placement": None,
         **(NO_COSTS if prefill is None else costs()),
         **other,
     }
@@ -127,6 +130,19 @@ def mlx_variant(size: int, kld: float, ratio: float, prefill: float | None = 50.
     return variant(size, kld, ratio, prefill, **mlx | other)
 
 
+def coreml_variant(size: int, kld: float, ratio: float, **other: Any) -> dict[str, Any]:
+    """As it is measured where there is no macOS."""
+    coreml = {
+        "format": "coreml",
+        "scheme": "int8",
+        "folder_bytes": size + 600_000,
+        "effective_types": {"int8": 998, "F32": 2},
+        "engine": COREML_ENGINE,
+        "not_measured": dict.fromkeys(("prefill 128", "prefill 512", "decode 64"), NEEDS_MACOS),
+    }
+    return variant(size, kld, ratio, None, **coreml | other)
+
+
 def hand_made() -> dict[str, Any]:
     variants = {
         "big": variant(8_000_000, 0.001, 0.001, 900.0),
@@ -145,6 +161,7 @@ def hand_made() -> dict[str, Any]:
         "power_source": "mains",
         "timing": {**TIMING, "order": "interleaved"},
         "variants": variants,
+        "also": {},
     }
 
 

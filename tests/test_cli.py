@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from commands import refused, run, squeezed, succeeded
-from figures import IDENTITY, PARITY
+from figures import COREML_ENGINE, ENGINE, IDENTITY, NEEDS_MACOS, PARITY
 from support import Shape, tokenizer_json, write_checkpoint
 
 from pipeline import chat as chats
@@ -22,6 +22,8 @@ from pipeline.console import BAD_INPUT
 
 ROOT = Path(__file__).parent.parent
 
+
+TASKS = ("prefill 128", "prefill 512", "decode 64")
 
 # schemes
 
@@ -33,6 +35,7 @@ def test_the_table_of_schemes_fits_a_terminal() -> None:
     assert any(line.split()[:3] == ["gguf", "bf16", "16.00"] for line in lines)
     assert any(line.split()[:3] == ["mlx", "bf16", "16.00"] for line in lines)
     assert "gguf runs on llama.cpp: CPU everywhere, Metal on Apple Silicon" in lines
+    assert "coreml runs on Core ML: iOS 18, macOS 15; scored on any machine" in lines
 
 
 def test_schemes_as_json() -> None:
@@ -45,7 +48,9 @@ def test_schemes_as_json() -> None:
     assert found["q8_0"]["bits_per_weight"] == 8.5
     mlx = {row["scheme"]: row["bits_per_weight"] for row in listed if row["format"] == "mlx"}
     assert (mlx["bf16"], mlx["int4"], mlx["int8-g32"], mlx["nvfp4"], mlx["mixed_3_6"]) == (16, 4.5, 9, 4.5, 3.5)
-    assert len(listed) == len(found) + len(mlx)
+    coreml = {row["scheme"]: row["bits_per_weight"] for row in listed if row["format"] == "coreml"}
+    assert coreml == {"fp16": 16, "int16": 16, "int8": 8, "int4": 4.5, "pal6": 6, "pal4": 4}
+    assert len(listed) == len(found) + len(mlx) + len(coreml)
 
 
 # inspect
@@ -278,9 +283,11 @@ def test_evaluate_shows_the_reply(
     found = {"ppl": 9.0, "ppl_interval": interval, "reference_ppl": 8.0, "ln_ppl_ratio": {"value": 0.2, **interval}}
     found |= {"kld": figures, "kld_interval": {"mean": interval}, "same_top": 0.2, "same_top_interval": interval}
     found |= {"bits_per_byte": 1.0, "scored_tokens": 9, "windows": 3, "parity": None, "reply": reply}
+    found |= {"engine": COREML_ENGINE}
     console_tables.quality("name", found)
     lines = capsys.readouterr().out.splitlines()
     assert not any(line.startswith("checked") for line in lines)
+    assert "by reference executor (coremltools 9)" in [" ".join(line.split()) for line in lines]
     assert max(map(len, lines)) <= 80
     (at,) = [i for i, line in enumerate(lines) if line.startswith("reply")]
     assert [line.split() for line in lines[at:]] == [line.split() for line in shown]
@@ -402,6 +409,7 @@ def test_speeds_are_shown_with_their_marks(capsys: pytest.CaptureFixture[str]) -
 
     seconds = {"value": 1.25, "samples": [1.25] * 3}
     timed = {
+        "engine": ENGINE,
         "prefill": {"128": task(12345.6, [], 0.01), "512": task(11111.1, [1, 2], -0.184)},
         "decode": {"64": task(99.9, [3], 0.0)},
         "not_measured": {},
@@ -415,6 +423,7 @@ def test_speeds_are_shown_with_their_marks(capsys: pytest.CaptureFixture[str]) -
         "peak_memory_bytes": 1_234_567_890,
         "memory_by": "resident set",
         "kv_bytes": 12_582_912,
+        "placement": None,
     }
     machine = {"cpu": "A [fast] CPU"}
     console_tables.speed({"machine": machine, "variants": {"a-long[name]-q4_k_m": timed}})
@@ -440,6 +449,30 @@ def test_speeds_are_shown_with_their_marks(capsys: pytest.CaptureFixture[str]) -
     rows = [line.split() for line in text.splitlines() if line.startswith("mlx ")]
     assert rows == [["mlx", "decode", "64", "9.9", "[8.9,", "10.9]", "§", "7"], ["mlx", *["not", "measured"] * 4]]
     assert squeezed("§ Not representative, and so never picked: mlx: [no] GPU. Medians of 7.") in squeezed(text)
+    assert "operations of" not in text
+    half = {"prefill": {"cpu": 0.25, "gpu": 0.0, "neural_engine": 0.75}, "decode": {"cpu": 1, "gpu": 0}}
+    half["decode"]["neural_engine"] = 0
+    console_tables.speed({"machine": machine, "variants": {"coreml": timed | {"placement": half}}})
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        f"{'artifact':10}{'operations of prefill':30}operations of decode",
+        f"{'coreml':10}{'CPU 25 %, Neural Engine 75 %':30}CPU 100 %           ",
+    ]
+
+
+def test_what_needs_macos_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ("engine", "unrepresentative", "peak_memory_bytes", "memory_by", "kv_bytes", "placement")
+    untimed = {**dict.fromkeys(keys), "prefill": {}, "decode": {}, "cold_start": {}}
+    untimed["not_measured"] = dict.fromkeys(TASKS, NEEDS_MACOS)
+    console_tables.speed({"machine": {"cpu": "A CPU"}, "variants": {"coreml-int8-long": untimed, "b": untimed}})
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [" ".join(line.split()) for line in lines] == [
+        "artifact task tokens/s rounds",
+        *(f"{name} {task} not measured (needs macOS)" for name in ("coreml-int8-long", "b") for task in TASKS),
+        "",
+        "A CPU",  # without a word on intervals that are not there
+        "Not measured: speed and memory of coreml-int8-long, b: needs macOS.",
+    ]
 
 
 def test_artifacts_of_one_name_are_refused(made: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from figures import IDENTITY
+from figures import IDENTITY, coreml_variant
 
 from pipeline import gate
 from pipeline.gate import CHECKS, FAIL, INCONCLUSIVE, PASS, Check, Result, judge
@@ -329,7 +329,17 @@ def test_a_variant_measured_as_its_scheme_passes() -> None:
     assert [check.name for check in result.checks] == [*CHECKS]
 
 
+@pytest.mark.parametrize(("kld", "verdict"), [(0.02, PASS), (0.08, FAIL), (0.06, INCONCLUSIVE)])
+def test_what_was_not_timed_is_judged_by_its_quality(kld: float, verdict: str) -> None:
+    measurements = {"identity": IDENTITY, "variants": {"v": coreml_variant(5, kld, 0.01)}}
+    asked = {"v": {"format": "coreml", "scheme": "int8"}}
+    result = judge(measurements, ["v"], lambda name: LIMITS, "fail", asked)
+    assert [check.name for check in result.checks] == [*CHECKS]
+    assert result.verdict == verdict
+
+
 INT4 = {"format": "mlx", "scheme": "int4"}
+LONG = {"format": "coreml", "scheme": "int8+chunk=256"}
 GIVEN = {"format": "mlx", "path": "some/folder"}
 
 
@@ -340,11 +350,16 @@ GIVEN = {"format": "mlx", "path": "some/folder"}
         (INT4, INT4 | {"format": "gguf"}, ["same_format"]),  # some schemes of two formats bear the same name
         (INT4, INT4 | {"scheme": "int8"}, ["same_scheme"]),
         (INT4, {"format": "gguf", "scheme": "q4_0"}, ["same_format", "same_scheme"]),
+        (LONG, LONG, []),
+        (LONG, LONG | {"scheme": "int8"}, ["same_scheme"]),
+        (LONG, LONG | {"scheme": "int8+chunk=128"}, ["same_scheme"]),
+        (LONG | {"scheme": "int8"}, LONG, ["same_scheme"]),
+        (INT4, INT4 | {"format": "coreml"}, ["same_format"]),  # a name that both formats have
         (GIVEN, GIVEN | {"scheme": "int4"}, []),
         (GIVEN, GIVEN | {"scheme": "int4", "path": "another/folder"}, ["same_path"]),
     ],
 )
-def test_an_mlx_variant_is_the_one_that_was_asked_for(
+def test_a_variant_is_the_one_that_was_asked_for(
     asked: dict[str, str], measured: dict[str, Any], failed: list[str]
 ) -> None:
     measurements = {"identity": IDENTITY, "variants": {"v": good() | measured}}

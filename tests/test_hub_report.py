@@ -57,7 +57,7 @@ def speed() -> dict[str, Any]:
         "decode": {"64": task | {"tokens_per_second": figure(128.0, 1.0)}},
     }
     files = {name: json.loads((paths.variant(name) / "artifact.json").read_text())["files"] for name in VARIANTS}
-    other = {"unrepresentative": None, "not_measured": {}, **NO_COSTS}
+    other = {"unrepresentative": None, "not_measured": {}, "placement": None, **NO_COSTS}
     timed = {name: {"artifact": files[name], "engine": TIMING_ENGINE, **tasks, **other} for name in VARIANTS}
     settings = {"prompt_lengths": [128], **TIMING}
     return {

@@ -12,9 +12,26 @@ from commands import refused, run, succeeded
 from support import Shape, write_checkpoint
 
 from pipeline.console import BAD_INPUT
-from pipeline.formats import FORMATS
+from pipeline.formats import FORMATS, room
 
 ROOT = Path(__file__).parent.parent
+
+
+def test_every_scheme_of_every_format_is_listed(narrow: Path, tmp_path: Path) -> None:
+    lines = succeeded("inspect", narrow, "--scheme", "coreml/int8", "--json", tmp_path / "a.json").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    found = json.loads((tmp_path / "a.json").read_text())
+    wanted = [f"{name}/{scheme}" for name in FORMATS for scheme in room(name, "schemes").SCHEMES]
+    assert [*found["schemes"]] == wanted
+    assert [*dict.fromkeys(line.split()[0] for line in lines if line.partition(" ")[0] in wanted)] == wanted
+    types = {name: found["schemes"][f"coreml/{name}"]["effective_types"].keys() for name in ("fp16", "int16", "pal4")}
+    assert types == {"fp16": {"F16", "F32"}, "int16": {"int16", "F16", "F32"}, "pal4": {"pal4-g16", "F16", "F32"}}
+    int16, fp16 = (found["schemes"][f"coreml/{name}"]["bits_per_weight"] for name in ("int16", "fp16"))
+    assert fp16 < int16 < 17  # the scales of short rows
+    (embed,) = [row for row in found["plan"] if row["role"] == "embed"]
+    assert (embed["type"], embed["reason"]) == ("int8", "the scheme's own")
+    (norms,) = {(row["type"], row["reason"]) for row in found["plan"] if row["role"] == "attn_norm"}
+    assert norms == ("F32", "norms are computed in float32, where float16 would overflow")
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +59,7 @@ def test_a_scheme_that_a_checkpoint_cannot_have_is_listed_as_refused(narrow: Pat
 
 
 def test_the_plan_of_such_a_scheme_is_refused(narrow: Path) -> None:
-    said = refused("inspect", narrow, "--scheme", "int4")
+    said = refused("inspect", narrow, "--scheme", "mlx/int4")
     assert said.startswith("Error: int4 cannot hold every matrix:\n")
     assert "take int8-g32, int6-g32, int4-g32, int3-g32, mxfp8, mxfp4." in said
 
@@ -55,6 +72,10 @@ def plan_of(checkpoint: Path, scheme: str) -> set[str]:
 def test_a_name_that_two_formats_have_needs_the_formats(narrow: Path) -> None:
     said = "Error: bf16 is a scheme of gguf and of mlx: write gguf/bf16 or mlx/bf16.\n"
     assert refused("inspect", narrow, "--scheme", "bf16") == said
+    said = "Error: int4 is a scheme of mlx and of coreml: write mlx/int4 or coreml/int4.\n"
+    assert refused("inspect", narrow, "--scheme", "int4") == said
+    assert plan_of(narrow, "coreml/int4") == {"int4-b32", "F16", "F32"}
+    assert plan_of(narrow, "pal6") == plan_of(narrow, "coreml/pal6") == {"pal6-g16", "F16", "F32"}
     assert plan_of(narrow, "gguf/bf16") == {"BF16", "F32"}
     assert plan_of(narrow, "mlx/bf16") == {"BF16"}
     assert plan_of(narrow, "nvfp4") == plan_of(narrow, "mlx/nvfp4") == {"nvfp4", "BF16"}
@@ -67,7 +88,8 @@ def test_a_name_that_two_formats_have_needs_the_formats(narrow: Path) -> None:
         ("int5", "no format has a scheme 'int5'; did you mean 'int"),
         ("mlx/q4_0", "mlx has no scheme 'q4_0'; known: bf16, fp16, int8,"),
         ("mxl/int4", "format 'mxl' does not exist; did you mean 'mlx'?"),
-        ("coreml/int4", "format 'coreml' does not exist; known: gguf, mlx."),
+        ("onnx/int4", "format 'onnx' does not exist; known: gguf, mlx, coreml."),
+        ("coreml/int3", "coreml has no scheme 'int3'; did you mean 'int"),
     ],
 )
 def test_an_unknown_scheme_or_format_is_refused(scheme: str, said: str, narrow: Path) -> None:
@@ -77,7 +99,7 @@ def test_an_unknown_scheme_or_format_is_refused(scheme: str, said: str, narrow: 
 def test_what_is_stored_decides_what_mlx_scales_are(tmp_path: Path) -> None:
     """Where config.json does not say what the weights are of."""
     folder = write_checkpoint(tmp_path / "f32", Shape("qwen3"), dtype="F32")
-    assert plan_of(folder, "int4") == {"int4-g64-F32", "F32"}
+    assert plan_of(folder, "mlx/int4") == {"int4-g64-F32", "F32"}
 
 
 def test_a_checkpoint_that_is_not_whole_still_shows_what_schemes_weigh(tmp_path: Path) -> None:
@@ -100,7 +122,8 @@ def test_a_problem_of_every_format_is_said_once(tmp_path: Path) -> None:
 
 
 def test_convert_names_every_format(narrow: Path, tmp_path: Path) -> None:
-    assert f"--format TEXT {' or '.join(FORMATS)}" in " ".join(succeeded("convert", "--help").stdout.split())
+    names = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+    assert f"--format TEXT {names}" in " ".join(succeeded("convert", "--help").stdout.split())
     said = refused("convert", narrow, "--format", "onnx", "--scheme", "q4_0", "--out", tmp_path / "a")
     assert said == f"Error: format 'onnx' does not exist; known: {', '.join(FORMATS)}.\n"
 
@@ -108,7 +131,8 @@ def test_convert_names_every_format(narrow: Path, tmp_path: Path) -> None:
 def test_inspect_needs_no_runtime(narrow: Path) -> None:
     code = (
         "import sys\nfrom pipeline.inspection import inspect\ninspect(sys.argv[1], 'int4-g32')\n"
-        "print([name for name in ('mlx', 'mlx_lm', 'llama_cpp', 'torch', 'transformers') if name in sys.modules])"
+        "heavy = ('mlx', 'mlx_lm', 'llama_cpp', 'coremltools', 'torch', 'transformers')\n"
+        "print([name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code, narrow], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

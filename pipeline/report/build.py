@@ -10,14 +10,17 @@ from typing import Any
 
 from pipeline import paths
 from pipeline.files import json_text, new_file, write_text
+from pipeline.report import others
 from pipeline.report.markdown import render
 from pipeline.report.measurements import as_written, gather
 from pipeline.report.pareto import prompt_length
 from pipeline.report.plots import draw
 
 
-def build(names: Sequence[str], root: Path = Path()) -> dict[str, Any]:
+def build(names: Sequence[str], root: Path = Path(), also: Sequence[Path] = ()) -> dict[str, Any]:
     """Write measurements.json, pareto.md, pareto.png and pareto.csv below `root`; returns the measurements.
+
+    `also` are files of `quantgate benchmark --json` of other machines.
 
     Raises:
         MeasurementError: figures that do not belong together, or are not as this version writes them; no file of the
@@ -25,11 +28,14 @@ def build(names: Sequence[str], root: Path = Path()) -> dict[str, Any]:
     """
     with as_written("what the stages left in artifacts/"):
         measurements = gather(names, root)
-        texts = {
-            paths.MEASUREMENTS: json_text(measurements),
-            paths.PARETO_MD: render(measurements, names),
-            paths.PARETO_CSV: _csv(measurements["variants"]),
-        }
+        markdown, table = render(measurements, names), _csv(measurements["variants"])
+    for file in also:
+        with as_written(str(file), others.NEXT_STEP):
+            measurements["also"] = others.taken(file, measurements, root)
+            markdown = render(measurements, names)
+            json_text(measurements)
+    with as_written("what the stages left in artifacts/"):
+        texts = {paths.MEASUREMENTS: json_text(measurements), paths.PARETO_MD: markdown, paths.PARETO_CSV: table}
         with new_file(root / paths.PARETO_PNG) as partial:
             draw(measurements, partial)
     for path, text in texts.items():

@@ -16,9 +16,10 @@ KLD = ("mean", "median", "p99", "p99_9")
 MEMORY = ("peak_memory_bytes", "memory_by", "kv_bytes")
 UNTIMED: Mapping[str, Any] = {
     **{key: {} for key in ("prefill", "decode", "not_measured", "cold_start")},
-    **dict.fromkeys(("unrepresentative", *MEMORY)),
+    **dict.fromkeys(("engine", "unrepresentative", "placement", *MEMORY)),
 }
 """What speed.json says of a variant that it does not hold."""
+AGAIN = "Run dvc repro; where it finds nothing to do, remove the files of artifacts/ first."
 
 
 def gather(variants: Iterable[str], root: Path = Path()) -> dict[str, Any]:
@@ -48,15 +49,22 @@ def gather(variants: Iterable[str], root: Path = Path()) -> dict[str, Any]:
         "identity": identity,
         "machine": speed["machine"],
         "power_source": speed["power_source"],
-        "timing": {key: value for key, value in speed["settings"].items() if key != "prompt_lengths"}
-        | {"order": speed["order"]},
+        "timing": timing(speed),
         "variants": measured,
+        "also": {},
+    }
+
+
+def timing(speed: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings and order of speed.json, without lists."""
+    return {key: value for key, value in speed["settings"].items() if key != "prompt_lengths"} | {
+        "order": speed["order"]
     }
 
 
 @contextmanager
-def as_written(what: str) -> Iterator[None]:
-    """A key that a file of the stages lacks, or holds something else than this version writes, as an error of ours.
+def as_written(what: str, next_step: str = AGAIN) -> Iterator[None]:
+    """A key that a file lacks, or holds something else than this version writes, as an error of ours.
 
     Raises:
         MeasurementError: saying what was read and what failed.
@@ -65,8 +73,7 @@ def as_written(what: str) -> Iterator[None]:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise MeasurementError(
-            f"{what} is not as this version writes it ({type(error).__name__}: {error}). Run dvc repro; where it finds "
-            "nothing to do, remove the files of artifacts/ first."
+            f"{what} is not as this version writes it ({type(error).__name__}: {error}). {next_step}"
         ) from error
 
 
@@ -119,7 +126,6 @@ def _variant(artifact: dict[str, Any], quality: dict[str, Any], timed: dict[str,
         "reply": quality["reply"],
         "engine": quality["engine"],
         "parity": quality["parity"],
-        "timing_engine": timed["engine"] if timed else {},
         "identity": quality["identity"],
         **timed_figures(timed),
     }
@@ -132,6 +138,7 @@ def timed_figures(timed: Mapping[str, Any]) -> dict[str, Any]:
     timed = timed or UNTIMED
     cold = timed["cold_start"]
     return {
+        "timing_engine": timed["engine"] or {},
         "prefill": {n: _rate(task) for n, task in timed["prefill"].items()},
         "decode": {n: _rate(task) for n, task in timed["decode"].items()},
         "unrepresentative": timed["unrepresentative"],
@@ -145,6 +152,7 @@ def timed_figures(timed: Mapping[str, Any]) -> dict[str, Any]:
             },
         },
         **{key: timed[key] for key in MEMORY},
+        "placement": timed["placement"],
     }
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.report.text import device as device_name
 from pipeline.report.text import megabytes, percent
 
 WITHIN_CLOSE = 0.01  # of the reference's perplexity
@@ -80,16 +81,19 @@ def _fastest(variants: Mapping[str, Mapping[str, Any]]) -> list[Pick]:
         alike = [name for name in rates if name != best and _overlap(rates[name], rates[best])]
         why = f"{rates[best]['value']:.0f} tokens/s at {length} tokens; {change(near[best])}"
         why += f"; not told apart from {', '.join(alike)}" if alike else ""
-        found.append(Pick(f"{question}, on {device}" if len(devices) > 1 else question, best, why))
+        found.append(Pick(f"{question}, on {device_name(device)}" if len(devices) > 1 else question, best, why))
     return found
 
 
 def _no_fastest(variants: Mapping[str, Mapping[str, Any]]) -> str:
     """Why no variant is the fastest: speeds of no meaning are named with their reasons."""
-    left_out = unrepresentative(variants)
-    kind = "representative" if left_out else "measured"
+    unfair = unrepresentative(variants)
+    kind = "representative" if unfair else "measured"
     why = f"no variant with a {kind} prefill is surely within {percent(WITHIN_FAST)}"
-    return "; ".join([why, *(f"not {kind}: {', '.join(names)}: {reason}" for reason, names in left_out.items())])
+    left_out = [("representative", unfair), ("measured", unmeasurable(variants))]
+    return "; ".join(
+        [why, *(f"not {what}: {', '.join(names)}: {reason}" for what, by in left_out for reason, names in by.items())]
+    )
 
 
 def unrepresentative(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
@@ -98,6 +102,21 @@ def unrepresentative(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, lis
     for name, v in variants.items():
         if v["unrepresentative"] is not None and (v["prefill"] or v["decode"]):
             found.setdefault(v["unrepresentative"], []).append(name)
+    return found
+
+
+def unmeasured(variant: Mapping[str, Any]) -> str | None:
+    """Why nothing of a variant could be timed ("needs macOS"); None where something was, or nothing was asked."""
+    reasons = {*variant["not_measured"].values()}
+    return None if variant["prefill"] or variant["decode"] or len(reasons) != 1 else str(*reasons)
+
+
+def unmeasurable(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Variants of which nothing could be timed, by the reason."""
+    found: dict[str, list[str]] = {}
+    for name, v in variants.items():
+        if (reason := unmeasured(v)) is not None:
+            found.setdefault(reason, []).append(name)
     return found
 
 
@@ -114,6 +133,11 @@ def prompt_length(variants: Mapping[str, Mapping[str, Any]]) -> str | None:
     """
     fair = {n for v in variants.values() if v["unrepresentative"] is None for n in v["prefill"]}
     lengths = sorted(fair or {n for v in variants.values() for n in v["prefill"]}, key=int)
+    return preferred(lengths)
+
+
+def preferred(lengths: Sequence[str]) -> str | None:
+    """512 where it is among the lengths, else the middle one."""
     if not lengths:
         return None
     return PREFERRED_PROMPT if PREFERRED_PROMPT in lengths else lengths[len(lengths) // 2]

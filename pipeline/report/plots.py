@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.report.labels import Box, along, around, place
 from pipeline.report.pareto import front
+from pipeline.report.text import called
 
 WIDTH, HEIGHT, DPI = 8.0, 5.0, 130
 STYLES = (("o", "#0b6e4f"), ("s", "#b3541e"), ("^", "#3b5ba5"))
@@ -68,7 +69,7 @@ def _legend(axes: Any, formats: Sequence[str], others: bool) -> None:
 
     look: dict[str, Any] = {"linestyle": "none", "markersize": MARKER_SIZE}
     styled = zip(formats, STYLES * len(formats), strict=False)
-    handles = [Line2D([], [], marker=m, color=c, label=name.upper(), **look) for name, (m, c) in styled]
+    handles = [Line2D([], [], marker=m, color=c, label=called(name), **look) for name, (m, c) in styled]
     handles = handles if len(formats) > 1 else []
     if others:
         handles.append(

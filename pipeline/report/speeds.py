@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pipeline.report.pareto import unrepresentative
-from pipeline.report.text import megabytes, ranged
+from pipeline.report.pareto import unmeasurable, unmeasured, unrepresentative
+from pipeline.report.text import effective, megabytes, ranged
 
 NOT_MEASURED = "not measured"
 DISTURBED, DRIFTED, UNREPRESENTATIVE = "†", "‡", "§"
@@ -17,6 +17,9 @@ MEMORY_IS = {
     "mlx.core.get_peak_memory": "the most that MLX had allocated, without what else the process held",
 }
 """By `memory_by` of speed.json."""
+UNITS = {"cpu": "CPU", "gpu": "GPU", "neural_engine": "Neural Engine"}
+PLACED = ("prefill", "decode")
+NOT_SAID = "not said"  # where Core ML says nothing of a function
 
 Variants = Mapping[str, Mapping[str, Any]]
 
@@ -39,9 +42,15 @@ def rate(variant: Mapping[str, Any], kind: str, n: str, bracket: bool = True) ->
     """'300 [290, 310] †': tokens per second of the prefill or decode of n tokens, with the marks of its footnotes."""
     task = variant[kind].get(n)
     if task is None:
-        return NOT_MEASURED
+        return not_measured(variant)
     shown = ranged(task if bracket else {**task, "low": None, "high": None}, 0)
     return " ".join(filter(None, (shown, marks(variant, task))))
+
+
+def not_measured(variant: Mapping[str, Any]) -> str:
+    """'not measured', with the reason where nothing of the variant could be: 'not measured (needs macOS)'."""
+    reason = unmeasured(variant)
+    return NOT_MEASURED if reason is None else f"{NOT_MEASURED} ({reason})"
 
 
 def marks(variant: Mapping[str, Any], task: Mapping[str, Any]) -> str:
@@ -57,9 +66,21 @@ def marks(variant: Mapping[str, Any], task: Mapping[str, Any]) -> str:
 def costs(variant: Mapping[str, Any]) -> list[str]:
     """Seconds of a cold start and megabytes, in the order of COSTS."""
     if not variant["cold_start"]:
-        return [NOT_MEASURED] * len(COSTS)
+        return [not_measured(variant)] * len(COSTS)
     seconds = [variant["cold_start"][key]["value"] for key in ("load_seconds", "first_prefill_seconds")]
     return [*(f"{s:.2f}" for s in seconds), *(megabytes(variant[key]) for key in ("peak_memory_bytes", "kv_bytes"))]
+
+
+def placements(variants: Variants) -> dict[str, list[str]]:
+    """'CPU 9 %, Neural Engine 91 %' of prefill and of decode, of the variants that were asked where they run."""
+    return {
+        name: [
+            effective({unit: share for key, unit in UNITS.items() if (share := v["placement"][task][key])}) or NOT_SAID
+            for task in PLACED
+        ]
+        for name, v in variants.items()
+        if v["placement"] is not None
+    }
 
 
 def rate_notes(variants: Variants) -> list[str]:
@@ -97,14 +118,18 @@ def _rounds(variants: Variants, names: Sequence[str]) -> int:
 
 def _not_measured(variants: Variants) -> list[str]:
     """Each reason once, with what was not measured for it, as long as it was of the same variants."""
+    nothing = unmeasurable(variants)
     names: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, v in variants.items():
         for task, reason in v["not_measured"].items():
-            names[task, reason].append(name)
+            if name not in nothing.get(reason, ()):
+                names[task, reason].append(name)
     tasks: dict[tuple[str, str], list[str]] = defaultdict(list)
     for (task, reason), of in names.items():
         tasks[", ".join(of), reason].append(task)
-    return [f"Not measured: {', '.join(left_out)} of {of}: {reason}." for (of, reason), left_out in tasks.items()]
+    parts = {(of, reason): ", ".join(left_out) for (of, reason), left_out in tasks.items()}
+    parts |= {(", ".join(of), reason): "speed and memory" for reason, of in nothing.items()}
+    return [f"Not measured: {what} of {of}: {reason}." for (of, reason), what in parts.items()]
 
 
 def cost_notes(variants: Variants) -> list[str]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from pipeline.metrics.machine import short_id
 
 
 def ranged(figure: Mapping[str, Any], digits: int, signed: bool = False) -> str:
@@ -51,8 +53,27 @@ def parity(found: Mapping[str, Any]) -> str:
     )
 
 
-def effective(types: Mapping[str, int]) -> str:
-    """'Q4_K 62 %, Q6_K 37 %, F32 <1 %': shares of the weights."""
+def machine(found: Mapping[str, Any], power_sources: Sequence[str]) -> str:
+    """'A CPU, 2 cores, 23.5 GiB, Linux 6 (x86_64; avx2). Power source: mains. Fingerprint `1a2b3c4d`.'"""
+    kind = "; ".join(filter(None, (found["architecture"], found["instruction_set"])))
+    return (
+        f"{found['cpu']}, {found['physical_cores']} cores, {found['memory_gib']} GiB, {found['os']} ({kind}). Power "
+        f"source: {' or '.join(dict.fromkeys(power_sources))}. Fingerprint `{short_id(found)}`."
+    )
+
+
+def called(format_name: str) -> str:
+    """A format as people write it."""
+    return {"coreml": "Core ML"}.get(format_name, format_name.upper())
+
+
+def device(name: str) -> str:
+    """A device as people write it; of Core ML 'all' are its compute units."""
+    return {"all": "all compute units", "ne": "the Neural Engine"}.get(name, name)
+
+
+def effective(types: Mapping[str, float]) -> str:
+    """'Q4_K 62 %, Q6_K 37 %, F32 <1 %': shares of the weights, or of what else is counted."""
     total = sum(types.values())
     return ", ".join(f"{name} {_share(weights / total)}" for name, weights in types.items())
 

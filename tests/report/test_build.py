@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from figures import ENGINE, IDENTITY, MACHINE, PARITY, TIMING, TIMING_ENGINE, UNREPRESENTATIVE, figure, rows_of
+from figures import ENGINE, IDENTITY, MACHINE, PARITY, TIMING, TIMING_ENGINE, UNREPRESENTATIVE, rows_of
+from left import FILES, edit, leave
 from mutations import GONE, changed, outcome
 
 from pipeline import paths
@@ -18,81 +18,6 @@ from pipeline.errors import MeasurementError
 from pipeline.files import write_json
 from pipeline.report.build import build
 from pipeline.report.measurements import gather
-
-# Files from what the stages left
-
-
-FILES = {"model.gguf": "ef" * 32}
-
-
-COSTS = {
-    "unrepresentative": None,
-    "not_measured": {"prefill 8192": "beyond it"},
-    "cold_start": {
-        "load_seconds": {"value": 0.2, "samples": [0.1, 0.2, 0.3]},
-        "first_prefill_seconds": {"value": 0.5, "samples": [0.7, 0.5, 0.4]},
-        "tokens": 128,
-        "page_cache_dropped": False,
-    },
-    "peak_memory_bytes": 50_000_000,
-    "memory_by": "resident set",
-    "kv_bytes": 4096,
-}
-
-
-def leave(root: Path, names: list[str]) -> None:
-    """What the stages leave of variants, in the shapes of their JSON files."""
-    write_json(root / paths.REFERENCE / "meta.json", {**IDENTITY, "engine": ENGINE})
-    drifted = {"value": -0.1, "p_value": 0.01, "drifted": True}
-    task = {"seconds": [0.5] * 7, "warm_up_seconds": [0.5, 0.5], "disturbed_rounds": [2], "drift": drifted}
-    tasks = {
-        "prefill": {"128": {**task, "tokens_per_second": figure(256.0, 0.0)}},
-        "decode": {"64": {**task, "tokens_per_second": figure(128.0, 0.0)}},
-    }
-    speed = {
-        "machine": MACHINE,
-        "power_source": "mains",
-        "settings": {"prompt_lengths": [128, 8192], **TIMING},
-        "order": "interleaved",
-        "visits": names * 7,
-        "rounds_per_visit": 1,
-        "variants": {name: {"artifact": FILES, "engine": TIMING_ENGINE, **tasks, **COSTS} for name in names},
-    }
-    write_json(root / paths.SPEED, speed)
-    kld = {"mean": 0.1, "median": 0.05, "p99": 0.5, "p99_9": 0.9}
-    quality = {
-        "ppl": 81.0,
-        "ppl_interval": {"low": 75.0, "high": 88.0},
-        "reference_ppl": 80.0,
-        "ln_ppl_ratio": figure(0.01, 0.002),
-        "kld": kld | {"max": 2.0},
-        "kld_interval": {name: {"low": value / 2, "high": value * 2} for name, value in kld.items()},
-        "same_top": 0.9,
-        "same_top_interval": {"low": 0.88, "high": 0.92},
-        "target_probability_rms": 0.02,
-        "bits_per_byte": 2.0,
-        "windows": 40,
-        "scored_tokens": 40 * 255,
-        "reply": None,
-        "engine": ENGINE,
-        "parity": None,
-        "identity": IDENTITY,
-        "artifact": FILES,
-    }
-    for i, name in enumerate(names):
-        write_json(root / paths.quality(name), quality)
-        artifact = {
-            "format": "gguf",
-            "scheme": "q4_0",
-            "path": None,
-            "tensors_sha256": name,
-            "files": FILES,
-            "size_bytes": 5_000_000 + i,
-            "folder_bytes": 6_000_000 + i,
-            "bits_per_weight": 4.5,
-            "effective_types": {"Q4_0": {"tensors": 5, "weights": 900}, "F32": {"tensors": 3, "weights": 100}},
-        }
-        write_json(root / paths.variant(name) / "artifact.json", artifact)
 
 
 def csv_rows(root: Path) -> list[dict[str, str]]:
@@ -134,7 +59,8 @@ def test_measurements_hold_no_lists(tmp_path: Path) -> None:
     assert (a["engine"], a["timing_engine"], a["identity"]) == (ENGINE, TIMING_ENGINE, IDENTITY)
     assert (found["machine"], found["power_source"]) == (MACHINE, "mains")  # as speed.json says: no machine.json here
     assert found["timing"] == {**TIMING, "order": "interleaved"}  # prompt_lengths and visits are lists
-    assert found.keys() == {"reference", "identity", "machine", "power_source", "timing", "variants"}
+    assert found.keys() == {"reference", "identity", "machine", "power_source", "timing", "variants", "also"}
+    assert found["also"] == {}
     assert "artifact" not in a
 
 
@@ -153,12 +79,6 @@ def test_replies_are_measurements(tmp_path: Path) -> None:
     assert found["reference"]["reply"] == {"asked": "Where?", "text": "There.", "tokens": 2, "stopped": "<end>"}
     assert found["variants"]["a"]["reply"] == reply
     assert lists_in(found) == []
-
-
-def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    found = json.loads(path.read_text())
-    change(found)
-    write_json(path, found)
 
 
 def test_the_machine_is_that_of_the_speeds(tmp_path: Path) -> None:
