@@ -13,7 +13,7 @@ setup: $(VENV)/.installed
 $(VENV)/.installed: $(REQUIREMENTS)
 	$(PYTHON) -m venv $(VENV)
 	python -m pip install --quiet --upgrade pip
-	python -m pip install --editable '.[gguf,mlx,reference,hub,dvc,dev]'
+	python -m pip install --editable '.[gguf,mlx,coreml,reference,hub,dvc,dev]'
 	touch $@
 
 pareto: setup
@@ -33,5 +33,6 @@ bench: setup
 	python -m benchmarks.equality
 	python -m benchmarks.convert
 	python -m benchmarks.mlx
+	python -m benchmarks.coreml
 	python -m benchmarks.perplexity
 	python -m benchmarks.prefill

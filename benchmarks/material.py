@@ -1,4 +1,4 @@
-"""What the benchmarks measure on: a real checkpoint, and the same one made larger."""
+"""What the benchmarks measure on: a real checkpoint, the same one made larger, and random ones of any shape."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.models import spec_of
 
 if TYPE_CHECKING:
     import torch
 
+TINY = Path(__file__).parent.parent / "assets" / "qwen3-tiny"
 TEXT = Path("data") / "wikitext-2-raw" / "wiki.test.raw"
 
 
@@ -65,3 +70,29 @@ def enlarged(checkpoint: Path, times: int, out: Path) -> None:
     (out / "config.json").write_text(json.dumps(config | {"num_hidden_layers": count}))
     for side in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         (out / side).write_bytes((checkpoint / side).read_bytes())
+
+
+def make_random(config: dict[str, Any], out: Path) -> Path:
+    """A checkpoint in bf16 of normal weights, as large as they are at the start of a training; the tokenizer is the
+    embedded checkpoint's.
+    """
+    out.mkdir()
+    (out / "config.json").write_text(json.dumps(config))
+    (out / "tokenizer.json").write_bytes((TINY / "tokenizer.json").read_bytes())
+    tensors = spec_of(config).tensors
+    ends = np.cumsum([2 * tensor.weights for tensor in tensors]).tolist()
+    header = {
+        tensor.name: {"dtype": "BF16", "shape": tensor.shape, "data_offsets": [end - 2 * tensor.weights, end]}
+        for tensor, end in zip(tensors, ends, strict=True)
+    }
+    text = json.dumps(header).encode()
+    rng = np.random.default_rng(0)
+    with (out / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors:
+            around = 1.0 if tensor.role.endswith("norm") else 0.0
+            for start in range(0, tensor.weights, 1 << 22):
+                count = min(1 << 22, tensor.weights - start)
+                weights = around + np.float32(0.02) * rng.standard_normal(count, np.float32)
+                file.write((weights.astype(np.float32).view(np.uint32) >> 16).astype("<u2").tobytes())
+    return out
