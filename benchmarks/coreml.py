@@ -3,8 +3,9 @@
     python -m benchmarks.coreml
 
 Random weights in Qwen2.5-0.5B's shape (494M, bf16) to every scheme, each in a process of its own that says at its end
-what it had resident at most; a package of three functions against one of one at 100M; SmolLM2-135M to palettes, whose
-time depends on the weights (needs QUANTGATE_SHARED). Exits 1 where a bound is broken.
+what it had resident at most (without the workers of palettes, a process for each core); a package of three functions
+against one of one at 100M; SmolLM2-135M to palettes, whose time depends on the weights (needs QUANTGATE_SHARED). Exits
+1 where a bound is broken.
 """
 
 from __future__ import annotations

@@ -188,11 +188,11 @@ def _side_by_side(openings: Mapping[str, Opening], rounds: int) -> Timed:
         for name, opening in openings.items():
             runtimes[name] = opening.open()
             stack.callback(runtimes[name].close)
+        placements = {name: runtime.placement() for name, runtime in runtimes.items()}  # it may fail: before long work
         tasks = {name: opening.tasks for name, opening in openings.items()}
         with progress("timing", len(runtimes) * (rounds + 1)) as advance:
             samples = timing.measure(runtimes, tasks, rounds, advance=advance)
         engines = {name: timing.engine_of(runtime) for name, runtime in runtimes.items()}
-        placements = {name: runtime.placement() for name, runtime in runtimes.items()}
     return Timed("interleaved", [*timing.rotated([*openings], rounds)], 1, samples, engines, placements)
 
 

@@ -112,7 +112,7 @@ def schemes(json_file: str | None) -> None:
 @click.option("--scheme", required=True, help="See `quantgate schemes`.")
 @types_option
 @click.option("--chunk", type=int, help="Core ML: tokens that prefill takes at once, 64 to 512.  [default: 128]")
-@click.option("--max-context", type=int, help="Core ML: tokens of a conversation.  [default: 2048]")
+@click.option("--max-context", type=int, help="Core ML: tokens of a conversation.  [default: 2112]")
 @click.option("--score-window", type=int, help="Core ML: tokens that score takes.  [default: 512]")
 @click.option("--out", required=True, type=FOLDER, help="A new folder.")
 def convert(

@@ -66,7 +66,9 @@ def evaluate(
 
 
 def _parity(place: Path, runtime: Runtime, windows: Windows, scores: Scores) -> dict[str, Any] | None:
-    """What the artifact's own runtime makes of the first windows; None where it was that which scored them."""
+    """What the artifact's own runtime makes of the first windows; None where that scored them, or does not run
+    here.
+    """
     scored_by = runtime.engine.name
     if (native := runtime.native) is None:
         return None

@@ -204,10 +204,10 @@ class Engine:
     name: str
     version: str
     instruction_set: str
-    device: str  # cpu or gpu; of Core ML the units it may use: cpu, gpu (and cpu), ne (and cpu), all
+    device: str  # cpu or gpu; of Core ML the units it may use: cpu, cpu+gpu, cpu+ne or all
     kv_type: str
     flash_attention: str  # on, off or auto
-    threads: int
+    threads: int | None  # None where it has no such setting
     batch: int | None = None  # tokens given at once, and computed at once
     micro_batch: int | None = None
     mmap: bool | None = None
@@ -251,6 +251,10 @@ class Reply:
     ids: tuple[int, ...]
     text: str
     stopped: str | None
+
+
+REFERENCE_EXECUTOR = "reference executor"
+"""As the name of an Engine: what runs a Core ML package where Core ML does not."""
 
 
 class Scorer(Protocol):

@@ -23,7 +23,7 @@ def converting(checkpoint: Path, out: Path, format_name: str, scheme: str, *more
 
 def test_the_sizes_are_in_the_help() -> None:
     said = " ".join(succeeded("convert", "--help").stdout.split())
-    for option, default in (("chunk", 128), ("max-context", 2048), ("score-window", 512)):
+    for option, default in (("chunk", 128), ("max-context", 2112), ("score-window", 512)):
         assert f"--{option} INTEGER Core ML: tokens" in said
         assert f"[default: {default}]" in said
 

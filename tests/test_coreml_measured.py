@@ -121,7 +121,7 @@ def test_a_mac_times_a_package_made_elsewhere(
     speed = json.loads((tmp_path / "speed.json").read_text())
     assert speed["visits"] == ["copied", "copied"]
     found = speed["variants"]["copied"]
-    assert (found["engine"]["name"], found["engine"]["device"]) == ("Core ML", "ne")
+    assert (found["engine"]["name"], found["engine"]["device"]) == ("Core ML", "cpu+ne")
     assert [*found["prefill"]] == ["8", "100"]
     assert all(len(task["seconds"]) == 2 for task in (*found["prefill"].values(), found["decode"]["3"]))
     assert found["not_measured"] == {"prefill 198": "with 3 tokens to decode it is beyond its context of 200"}

@@ -168,8 +168,8 @@ def _undisturbed(runtime: Runtime, task: Task, prompts: Prompts) -> tuple[float,
         seconds = run(runtime, task, prompts)
         wall = time.perf_counter() - begin
         engine = engine_of(runtime)
-        on_gpu = engine.device != "cpu"  # CPU time says nothing then
-        if on_gpu or time.process_time() - cpu >= BUSY * wall * engine.threads:
+        told = engine.device == "cpu" and engine.threads  # else CPU time says nothing
+        if not told or time.process_time() - cpu >= BUSY * wall * told:
             return seconds, False
     return seconds, True
 

@@ -96,9 +96,9 @@ def visit(opening: Opening, rounds: int, given: int) -> Visit:
     """Open the artifact, warm up, time `rounds` rounds and close it; `given` prompts were given before."""
     runtime = opening.open()
     try:
-        prompts = Prompts(runtime.vocab_size, given)
+        prompts, placement = Prompts(runtime.vocab_size, given), runtime.placement()
         (samples,) = timing.measure({"": runtime}, {"": opening.tasks}, rounds, prompts).values()
-        return Visit(samples, timing.engine_of(runtime), runtime.placement(), prompts.given)
+        return Visit(samples, timing.engine_of(runtime), placement, prompts.given)
     finally:
         runtime.close()
 

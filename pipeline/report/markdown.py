@@ -8,11 +8,12 @@ from typing import Any
 
 from pipeline.metrics.machine import short_id
 from pipeline.report.engines import distinct
-from pipeline.report.notes import EXECUTOR, SHIPS, is_int16, notes
+from pipeline.report.notes import SHIPS, is_int16, notes
 from pipeline.report.pareto import front, picks, preferred, prompt_length
 from pipeline.report.speed_tables import tables
 from pipeline.report.speeds import rate
 from pipeline.report.text import called, decimals, effective, escaped, machine, megabytes, ranged, shortened
+from pipeline.types import REFERENCE_EXECUTOR
 
 
 def render(measurements: Mapping[str, Any], names: Sequence[str]) -> str:
@@ -36,7 +37,7 @@ def render(measurements: Mapping[str, Any], names: Sequence[str]) -> str:
         "machine": machine(measurements["machine"], [measurements["power_source"]]),
         "formats": formats,
         "ships": ",\n  ".join(SHIPS[name] for name in SHIPS if name in formats),
-        "executed": any(v["engine"]["name"] == EXECUTOR for v in shown.values()),
+        "executed": any(v["engine"]["name"] == REFERENCE_EXECUTOR for v in shown.values()),
         "has_int16": any(is_int16(v) for v in shown.values()),
         "rows": [_row(n, variants[n], length, speeds["decodes"], n in on_front, noted[n]) for n in ordered],
         "speeds": speeds,

@@ -13,8 +13,6 @@ SHIPS = {
     "mlx": "an MLX folder has tokenizer, config and index beside the weights",
     "coreml": "a Core ML folder has the package, tokenizer files, config and a Swift file that runs it",
 }
-EXECUTOR = "reference executor"
-"""What runs a Core ML package where Core ML does not."""
 INT16_IS = (
     "real INT16 constants with a float32 scale for each row, dequantized in the graph: as large as fp16, and not what "
     "coremltools calls quantization"

@@ -17,6 +17,10 @@ MEMORY_IS = {
     "mlx.core.get_peak_memory": "the most that MLX had allocated, without what else the process held",
 }
 """By `memory_by` of speed.json."""
+OF_COREML = (
+    "Of Core ML, a load compiles both functions, which an app's build does beforehand, and the KV cache is the whole "
+    "state of the package."
+)
 UNITS = {"cpu": "CPU", "gpu": "GPU", "neural_engine": "Neural Engine"}
 PLACED = ("prefill", "decode")
 NOT_SAID = "not said"  # where Core ML says nothing of a function
@@ -144,7 +148,8 @@ def cost_notes(variants: Variants) -> list[str]:
     return [
         f"Load and first prefill ({tokens} tokens) are of a cold start: medians of {n}, each in a process of its own, "
         f"{cache}. Peak memory, after the longest prompt and decoding, is {_memory(started)}. KV cache: for the "
-        "longest prompt and the tokens decoded."
+        "longest prompt and the tokens decoded.",
+        *([OF_COREML] if any(v["placement"] for v in started.values()) else []),
     ]
 
 

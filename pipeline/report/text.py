@@ -68,8 +68,9 @@ def called(format_name: str) -> str:
 
 
 def device(name: str) -> str:
-    """A device as people write it; of Core ML 'all' are its compute units."""
-    return {"all": "all compute units", "ne": "the Neural Engine"}.get(name, name)
+    """A device as people write it; those of Core ML are the compute units that it may use."""
+    units = {"all": "all compute units", "cpu+gpu": "the GPU and CPU", "cpu+ne": "the Neural Engine and CPU"}
+    return units.get(name, name)
 
 
 def effective(types: Mapping[str, float]) -> str:

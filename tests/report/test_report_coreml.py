@@ -138,7 +138,7 @@ def on_a_mac(measurements: dict[str, Any]) -> dict[str, Any]:
         "decode": {"cpu": 0.004, "gpu": 0.1, "neural_engine": 0.896},
     }
     timed = {"prefill": {"128": rate(700.0), "512": rate(3000.0)}, "decode": {"64": rate(90.0)}, "not_measured": {}}
-    engine = {**COREML_ENGINE, "name": "Core ML", "version": "macOS 15", "device": "all"}
+    engine = {**COREML_ENGINE, "name": "Core ML", "version": "macOS 15", "device": "all", "threads": None}
     for name in ("coreml-int8", "coreml-pal4"):
         measurements["variants"][name] |= {**timed, **costs(), "timing_engine": engine, "placement": placement}
     measurements["variants"]["coreml-pal4"]["placement"] = None
@@ -147,6 +147,7 @@ def on_a_mac(measurements: dict[str, Any]) -> dict[str, Any]:
 
 def test_where_operations_run_is_a_table_of_its_own(three: dict[str, Any]) -> None:
     assert "operations of" not in rendered(three)
+    assert "a load compiles" not in rendered(three)
     text = rendered(on_a_mac(three))
     assert "| variant | operations of prefill | operations of decode |\n|---|---|---|\n| **coreml-int8** |" in text
     assert rows_of(text, "coreml-int8")[4][1:] == [
@@ -157,7 +158,8 @@ def test_where_operations_run_is_a_table_of_its_own(three: dict[str, Any]) -> No
     assert "the share of operations for each compute unit" in text
     assert rows_of(text, "coreml-int8")[0][6:] == ["3000", "90"]
     assert rows_of(text, "coreml-int8")[3][1:] == ["0.25", "1.50", "123.4", "6.3"]
-    assert "- Core ML: timed by Core ML: macOS 15; on all compute units, 2 threads," in text
+    assert "- Core ML: timed by Core ML: macOS 15; on all compute units, KV cache" in text
+    assert "Of Core ML, a load compiles both functions" in text
     found = {pick.question: pick.variant for pick in picks(three["variants"])}
     question = "fastest prefill within 3 % of the reference's perplexity"
     assert found[f"{question}, on all compute units"] == "coreml-int8"

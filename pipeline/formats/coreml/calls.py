@@ -57,6 +57,8 @@ class Conversation:
         Raises:
             MeasurementError: no ids, or no room for them.
         """
+        if not len(ids):
+            raise MeasurementError("a conversation begins with a token at least: none was given.")
         self._check_room(len(ids))
         found = np.empty(0, np.float32)
         for at in range(0, len(ids), self._sizes.chunk):

@@ -26,6 +26,9 @@ MACOS = 15  # the first that has states
 UNITS = {"auto": "ALL", "cpu": "CPU_ONLY", "gpu": "CPU_AND_GPU", "ne": "CPU_AND_NE", "all": "ALL"}
 """coremltools.ComputeUnit by the names of devices."""
 
+ALLOWED = {"auto": "all", "cpu": "cpu", "gpu": "cpu+gpu", "ne": "cpu+ne", "all": "all"}
+"""What an Engine calls them: the units that Core ML may use."""
+
 KINDS = {
     "cpu": "MLCPUComputeDevice",
     "gpu": "MLGPUComputeDevice",
@@ -66,10 +69,10 @@ class CoremlModel:
             name="Core ML",
             version=f"{engine.version()}, macOS {platform.mac_ver()[0]}",
             instruction_set=platform.machine(),
-            device="all" if device == "auto" else device,
+            device=ALLOWED[device],
             kv_type="f16",
             flash_attention="auto",
-            threads=1,  # the one that gives it work: it has no setting
+            threads=None,
             batch=sizes.chunk,
         )
 
@@ -109,9 +112,9 @@ class CoremlModel:
                 ]
                 for function in (PREFILL, DECODE)
             }
+            return {function: _shares([usage for usage in found if usage]) for function, found in usages.items()}
         except Exception as error:  # the framework's errors have no class of their own
             raise MeasurementError(f"Core ML makes no plan of {self._path}: {_said(error)}\n{NEXT_STEP}") from error
-        return {function: _shares([usage for usage in found if usage]) for function, found in usages.items()}
 
     def new_state(self) -> Any:
         """See calls.Model."""

@@ -8,8 +8,10 @@ from pipeline.errors import ParamsError, QuantizationError, listed, some
 from pipeline.formats.coreml.schemes import F16, F32, SCHEMES, Scheme
 from pipeline.types import ModelSpec, Planned, TensorSpec
 
-CHUNK, MAX_CONTEXT, SCORE_WINDOW = 128, 2048, 512
-"""Where a variant does not say: tokens that `prefill` takes, tokens of a conversation, tokens that `score` takes."""
+CHUNK, MAX_CONTEXT, SCORE_WINDOW = 128, 2048 + 64, 512
+"""Where a variant does not say: tokens that `prefill` takes, tokens of a conversation, which has room for a prompt
+of 2,048 and a reply, tokens that `score` takes.
+"""
 
 STATE_MULTIPLE = 32  # of each dimension of a state that grows: the Neural Engine's tiles
 FEWEST = 10  # coremltools writes shorter constants into the program, not into a weight file

@@ -30,12 +30,11 @@ from pipeline.formats.coreml.program import Rounding
 from pipeline.formats.coreml.schemes import Scheme
 from pipeline.source.tokenizer import Tokenizer
 from pipeline.torch_forward import rendered
-from pipeline.types import Artifact, Engine, Messages, Placement, Prompt, Reply
+from pipeline.types import REFERENCE_EXECUTOR, Artifact, Engine, Messages, Placement, Prompt, Reply
 
 DEVICES = (*native.UNITS,)
 KV_BYTES = 2  # float16
 CONFIG = "config.json"
-SCORED_BY = "reference executor"
 
 
 def open_runtime(folder: Path, artifact: Artifact, **settings: Any) -> CoremlRuntime:
@@ -136,14 +135,14 @@ class Executed:
         try:
             import torch
         except ImportError as error:
-            raise PipelineError(f"the {SCORED_BY} needs torch ({error}). {engine.INSTALL}") from error
+            raise PipelineError(f"the {REFERENCE_EXECUTOR} needs torch ({error}). {engine.INSTALL}") from error
         if threads:
             torch.set_num_threads(threads)
         self._package = package
         self._rounding: Rounding = rounding
         self._functions: dict[str, Executor] = {}
         self.engine = Engine(
-            name=SCORED_BY,
+            name=REFERENCE_EXECUTOR,
             version=f"torch {torch.__version__}",
             instruction_set=torch.backends.cpu.get_cpu_capability(),
             device="cpu",

@@ -86,4 +86,6 @@ def test_what_is_too_long_is_refused_before_any_work() -> None:
         greedy(toy, SIZES, [*prompt(40)], 11, ())
     with pytest.raises(MeasurementError, match="--max-context 51"):
         Conversation(toy, SIZES).take_in(prompt(51))
+    with pytest.raises(MeasurementError, match="begins with a token at least: none was given"):
+        greedy(toy, SIZES, [], 4, ())
     assert not toy.calls

@@ -36,8 +36,8 @@ def opened(device: str = "auto") -> CoremlModel:
         ("auto", "ALL", "all"),
         ("all", "ALL", "all"),
         ("cpu", "CPU_ONLY", "cpu"),
-        ("gpu", "CPU_AND_GPU", "gpu"),
-        ("ne", "CPU_AND_NE", "ne"),
+        ("gpu", "CPU_AND_GPU", "cpu+gpu"),
+        ("ne", "CPU_AND_NE", "cpu+ne"),
     ],
 )
 def test_each_function_is_a_model_on_the_units_asked_for(device: str, units: str, said: str, toy: Toy) -> None:

@@ -160,7 +160,7 @@ def test_on_a_mac_core_ml_scores_and_replies(folder: Path, ids: np.ndarray, exec
     assert not FakeMLModel.loaded
     with closing(opened(folder, device="ne")) as runtime:
         assert [model.function for model in FakeMLModel.loaded] == ["prefill", "decode"]  # a cold start times it
-        assert (runtime.engine.name, runtime.engine.device) == ("Core ML", "ne")
+        assert (runtime.engine.name, runtime.engine.device) == ("Core ML", "cpu+ne")
         assert (runtime.native, runtime.kv_bytes) == (None, 2 * 2 * 2 * CACHE * 32 * 2)
         assert score(runtime, ids, 40).tobytes() == rows.tobytes()
         assert runtime.reply(ids[:70].tolist(), 12) == said
