@@ -35,4 +35,5 @@ bench: setup
 	python -m benchmarks.mlx
 	python -m benchmarks.coreml
 	python -m benchmarks.perplexity
+	python -m benchmarks.sequential
 	python -m benchmarks.prefill

@@ -8,6 +8,8 @@ import platform
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline.cores import cpu_info, cpu_name
+
 FLAGS = (
     *("avx", "avx2", "f16c", "fma", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16"),
     *("avx512_fp16", "amx_tile", "amx_int8", "amx_bf16", "asimd", "asimddp", "asimdhp", "i8mm", "bf16", "sve", "sve2"),
@@ -17,13 +19,11 @@ FLAGS = (
 
 def fingerprint() -> dict[str, Any]:
     """CPU, instruction set, cores, memory and OS; the same machine gives the same bytes."""
-    import cpuinfo
     import psutil
 
-    info = cpuinfo.get_cpu_info()
-    flags = set(info.get("flags", []))
+    flags = set(cpu_info().get("flags", []))
     return {
-        "cpu": info.get("brand_raw", platform.processor() or "unknown"),
+        "cpu": cpu_name(),
         "architecture": platform.machine(),
         "instruction_set": " ".join(flag for flag in FLAGS if flag in flags),
         "physical_cores": psutil.cpu_count(logical=False),

@@ -1,4 +1,4 @@
-"""Intervals for figures whose unit is the window: tokens of one window are dependent, windows are not. And trends.
+"""Intervals for figures whose unit is the window: tokens of one window are dependent, windows are not.
 
 Percentile bootstraps of a mean cover only 90 to 92 % at 16 windows (measured), so means get Student's t.
 """
@@ -6,35 +6,52 @@ Percentile bootstraps of a mean cover only 90 to 92 % at 16 windows (measured), 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
-from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.metrics.student import t_quantile, t_upper
 from pipeline.types import Interval
 
 CONFIDENCE = 0.95
 RESAMPLES = 1000
-EXACT_TREND = 33  # values; beyond, the normal approximation is as good
+POWER = 0.8
+MOST_WINDOWS = 10_000_000
 
 
 def mean_interval(values: NDArray[np.floating]) -> Interval:
-    """Mean of n independent values with its two-sided Student t interval (Student, Biometrika 6, 1908).
+    """Mean of n independent values with its two-sided interval, mean ± t s / √n: s is their sample deviation, and t
+    the quantile at (1 + CONFIDENCE) / 2 of Student's t with n - 1 degrees of freedom (Student, Biometrika 6, 1908).
 
     Zero variance gives [x, x]; a single value gives an infinite interval, since it says nothing about spread.
     """
     n, mean = len(values), float(np.mean(values, dtype=np.float64))
     if n < 2:
         return Interval(mean, -math.inf, math.inf, n)
+    if values.min() == values.max():  # sums of some values are off by a rounding, and would not lie on a limit
+        return Interval(float(values[0]), float(values[0]), float(values[0]), n)
     deviation = float(np.std(values, ddof=1, dtype=np.float64))
     half = t_quantile((1 + CONFIDENCE) / 2, n - 1) * deviation / math.sqrt(n)
     return Interval(mean, mean - half, mean + half, n)
 
 
+def paired_interval(values: NDArray[np.floating], others: NDArray[np.floating]) -> Interval:
+    """Mean of values - others, both [windows], of the same windows: differences vary far less than either does, as a
+    window that is hard for one is hard for the other (Student's paired t, Biometrika 6, 1908).
+
+    Raises:
+        ValueError: shapes that differ.
+    """
+    if values.shape != others.shape:
+        raise ValueError(f"{values.shape} values cannot be paired with {others.shape}")
+    return mean_interval(values.astype(np.float64) - others.astype(np.float64))
+
+
 def clipped(interval: Interval, least: float, most: float) -> Interval:
-    """The interval without ends that the figure cannot reach; unbounded ones stay so."""
+    """The interval without what the figure cannot reach, max(low, least) to min(high, most), which covers as often;
+    unbounded ones stay so.
+    """
     if not math.isfinite(interval.low):
         return interval
     return Interval(interval.value, max(interval.low, least), min(interval.high, most), interval.n)
@@ -44,7 +61,9 @@ def quantile_intervals(values: NDArray[np.floating], levels: list[float], seed: 
     """Quantiles over all tokens of values [windows, tokens], with intervals from resampled windows.
 
     Percentile bootstrap over clusters (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapters 8 and
-    13).
+    13): RESAMPLES times as many windows are drawn with replacement, by random numbers of `seed`, and the interval is
+    between the (1 - CONFIDENCE) / 2 quantiles of what they give. At 16 windows it holds the quantile in about 90 % of
+    runs, at 40 in 92 to 97 % (on real scores, medians to p99.9).
     """
     rng = np.random.default_rng(seed)
     n = len(values)
@@ -76,106 +95,81 @@ def median_interval(samples: Sequence[float]) -> Interval:
     return Interval(middle, ordered[cut - 1], ordered[n - cut], n)
 
 
-def theil_sen_slope(values: Sequence[float]) -> float:
-    """Median slope of all pairs of values over their index (Sen, J. Am. Stat. Assoc. 63, 1968); at least two values."""
-    pairs = combinations(range(len(values)), 2)
-    return float(np.median([(values[j] - values[i]) / (j - i) for i, j in pairs]))
+def standard_error(interval: Interval) -> float:
+    """Of the mean that `mean_interval` gave: its half width over the quantile of t, infinite where it is.
 
-
-def mann_kendall_p(values: Sequence[float]) -> float:
-    """Two-sided p-value that values which do not depend on their order rise or fall as much (Mann, Econometrica 13,
-    1945).
-
-    Exact without ties up to EXACT_TREND values: permutations of n are counted by their inversions (Kendall, Rank
-    Correlation Methods, 1970, chapter 5). Else the normal approximation, its variance corrected for ties.
+    An end that `clipped` moved does not matter, since the other tells. Where both were moved, nothing that the figure
+    can reach lies outside, and this is the least that the error can be.
     """
-    n = len(values)
-    if n < 2:
-        return 1.0
-    signs = [(values[j] > values[i]) - (values[j] < values[i]) for i, j in combinations(range(n), 2)]
-    score = sum(signs)
-    ties = Counter(values).values()
-    if max(ties) == 1 and n <= EXACT_TREND:
-        discordant = signs.count(-1)
-        counts = _inversions(n)
-        return min(1.0, 2 * sum(counts[: min(discordant, len(signs) - discordant) + 1]) / math.factorial(n))
-    variance = (n * (n - 1) * (2 * n + 5) - sum(t * (t - 1) * (2 * t + 5) for t in ties)) / 18
-    return math.erfc(abs(score) / math.sqrt(2 * variance)) if variance else 1.0
+    if interval.n < 2:
+        return math.inf
+    half = max(interval.high - interval.value, interval.value - interval.low)
+    return half / t_quantile((1 + CONFIDENCE) / 2, interval.n - 1)
 
 
-def _inversions(n: int) -> list[int]:
-    """How many permutations of n have 0, 1, 2, … inversions: the k-th element adds 0 to k - 1."""
-    counts = [1]
-    for k in range(2, n + 1):
-        wider = len(counts) + k - 1
-        counts = [sum(counts[max(0, i - k + 1) : i + 1]) for i in range(wider)]
-    return counts
+def p_above(interval: Interval, limit: float) -> float:
+    """One-sided p-value of Student's t test: P(T > (mean - limit) / standard error), how likely a mean this high is
+    where the true one is at most `limit`.
 
-
-def windows_needed(interval: Interval, limit: float) -> int | None:
-    """About how many windows make the interval narrow enough to fall on one side of `limit`; None if never.
-
-    The spread of the windows seen is taken as that of the windows to come, the mean as it stands.
+    It is below (1 - CONFIDENCE) / 2 exactly where the interval lies above the limit. Without spread it is 0 or 1; of
+    one window it is 1. For a figure that is limited from below, turn both round: the interval of -value from -high to
+    -low, and -limit.
     """
-    margin = abs(limit - interval.value)
-    if margin == 0 or interval.n < 2 or not math.isfinite(interval.high):
+    error = standard_error(interval)
+    if error == 0 or math.isinf(error):
+        return 0.0 if interval.value > limit and error == 0 else 1.0
+    return t_upper((interval.value - limit) / error, interval.n - 1)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjusted p-values in the order given: max over ranks i ≤ r of min(1, (m - i + 1) p_(i)), for the r-th least of m.
+
+    Those at most a are what Holm's step-down test rejects at level a, so that any wrong rejection among all has a
+    chance of at most a, however they depend on each other (Holm, Scandinavian Journal of Statistics 6, 1979).
+    """
+    adjusted, worst = [0.0] * len(p_values), 0.0
+    for rank, at in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        worst = max(worst, min(1.0, (len(p_values) - rank) * p_values[at]))
+        adjusted[at] = worst
+    return adjusted
+
+
+def windows_needed(interval: Interval, limit: float, power: float = POWER, tests: int = 1) -> int | None:
+    """The least number of windows, more than were used, whose interval lies on the mean's side of `limit` with a chance
+    of at least `power`; None if MOST_WINDOWS would not do, or where one window tells of no spread.
+
+    The mean is taken as it stands, and the spread of the windows seen as that of those to come. `tests` is among how
+    many a p-value has to hold (Bonferroni: at most what Holm's needs).
+    """
+    if interval.n < 2 or math.isinf(interval.high):
         return None
-    deviation = (
-        (interval.high - interval.value) * math.sqrt(interval.n) / t_quantile((1 + CONFIDENCE) / 2, interval.n - 1)
-    )
-    needed = interval.n + 1
-    while t_quantile((1 + CONFIDENCE) / 2, needed - 1) * deviation / math.sqrt(needed) > margin:
-        needed = math.ceil(needed * 1.05) + 1
-        if needed > 10_000_000:
+    margin, deviation = abs(limit - interval.value), standard_error(interval) * math.sqrt(interval.n)
+    enough = interval.n + 1
+    while power_of(margin, deviation, enough, tests) < power:
+        enough *= 2
+        if enough > MOST_WINDOWS:
             return None
-    return needed
+    few = max(interval.n, enough // 2)
+    while enough - few > 1:  # power grows with windows: the least number is in (few, enough]
+        middle = (few + enough) // 2
+        few, enough = (few, middle) if power_of(margin, deviation, middle, tests) >= power else (middle, enough)
+    return enough
 
 
-def t_quantile(p: float, freedom: int) -> float:
-    """Quantile of Student's t for p > 1/2, by bisection of its distribution function to 1e-12."""
-    low, high = 0.0, 1.0
-    while t_cdf(high, freedom) < p:
-        high *= 2
-    while high - low > 1e-12 * high:
-        middle = (low + high) / 2
-        if t_cdf(middle, freedom) < p:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
+def power_of(margin: float, deviation: float, windows: int, tests: int = 1) -> float:
+    """Chance that the interval of the mean of `windows` (at least 2), which spread by `deviation`, lies on the true
+    mean's side of a limit `margin` beside it.
 
-
-def t_cdf(t: float, freedom: int) -> float:
-    """P(T ≤ t) for t ≥ 0: 1 - I_x(v/2, 1/2) / 2 with x = v / (v + t²) (Abramowitz and Stegun 26.7.1).
-
-    Near 0 its complement 1/2 + I_(1-x)(1/2, v/2) / 2 keeps the digits.
+    That is P(T' > q) of the noncentral t with n - 1 = v degrees of freedom and noncentrality d = margin √n / deviation,
+    q being the quantile of t, by Φ((d - q (1 - 1 / 4v)) / √(1 + q² / 2v)) (Abramowitz and Stegun 26.7.10). Off by at
+    most 1.5 points at 4 windows, 0.3 at 8, 0.1 at 16 (against scipy's).
     """
-    if t * t > freedom:
-        return 1 - _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t)) / 2
-    return 0.5 + _incomplete_beta(0.5, freedom / 2, t * t / (freedom + t * t)) / 2
-
-
-def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """Regularised I_x(a, b) by its continued fraction (DLMF 8.17.22), in the arrangement of Lentz."""
-    if x in (0.0, 1.0):
-        return x
-    if x > (a + 1) / (a + b + 2):  # the fraction converges fast below this point
-        return 1 - _incomplete_beta(b, a, 1 - x)
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
-    c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1))
-    fraction = d
-    for m in range(1, 1000):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        d = 1 / (1 + even * d)
-        c = 1 + even / c
-        fraction *= c * d
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        d = 1 / (1 + odd * d)
-        c = 1 + odd / c
-        fraction *= c * d
-        if abs(c * d - 1) < 1e-15:
-            break
-    return front * fraction / a
+    if deviation == 0:
+        return 1.0 if margin > 0 else 0.0
+    freedom = windows - 1
+    q = t_quantile(1 - (1 - CONFIDENCE) / 2 / tests, freedom)
+    ahead = margin * math.sqrt(windows) / deviation - q * (1 - 1 / (4 * freedom))
+    return math.erfc(-ahead / math.sqrt(2 + q * q / freedom)) / 2
 
 
 def interval_json(interval: Interval) -> dict[str, float | None]:

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import MeasurementError
-from pipeline.metrics.stats import interval_json, mann_kendall_p, median_interval, theil_sen_slope
+from pipeline.metrics.stats import interval_json, median_interval
+from pipeline.metrics.trends import mann_kendall_p, theil_sen_slope
 from pipeline.progress import Advance, silent
 from pipeline.types import Engine, Interval, Runtime
 

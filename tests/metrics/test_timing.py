@@ -18,8 +18,8 @@ import scipy.stats
 
 from pipeline.errors import MeasurementError
 from pipeline.metrics import machine, timing
-from pipeline.metrics.stats import mann_kendall_p, theil_sen_slope
 from pipeline.metrics.timing import Drift, Prompts, Samples, Task, as_json, drift_of, rate_of, rotated, tasks_of
+from pipeline.metrics.trends import mann_kendall_p, theil_sen_slope
 from pipeline.types import Engine, Interval
 
 VOCAB = 1000
