@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from pipeline.errors import ArtifactError, PipelineError
+from pipeline.formats.gguf import probe
 
 _log: list[str] = []  # the last lines that llama.cpp logged, for errors
 
@@ -19,8 +20,9 @@ def llama() -> ModuleType:
     """The module llama_cpp with its backend initialised and its log kept instead of printed.
 
     Raises:
-        PipelineError: llama-cpp-python is not installed.
+        PipelineError: llama-cpp-python is not installed, or was built for another machine.
     """
+    probe.libraries()
     try:
         import llama_cpp
     except ImportError as error:

@@ -7,17 +7,15 @@ ggml/include/ggml.h and gguf.h. ggml aborts the process on bad input; nothing re
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import PipelineError, QuantizationError
+from pipeline.errors import QuantizationError
+from pipeline.formats.gguf import probe
 from pipeline.formats.gguf.schemes import GGML_TYPES
 from pipeline.types import Encoding
 
@@ -33,16 +31,12 @@ class GgufInit(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL:
-    """libggml-base of the installed llama-cpp-python, found without importing the package (which takes 0.3 s).
+    """libggml-base of the installed llama-cpp-python.
 
     Raises:
-        PipelineError: llama-cpp-python is not installed.
+        PipelineError: llama-cpp-python is not installed, or was built for another machine.
     """
-    spec = find_spec("llama_cpp")
-    if spec is None or spec.origin is None:
-        raise PipelineError("llama-cpp-python is not installed. Run: pip install -e '.[gguf]'")
-    suffix = "dylib" if sys.platform == "darwin" else "so"
-    lib = ctypes.CDLL(str(Path(spec.origin).parent / "lib" / f"libggml-base.{suffix}"))
+    lib = ctypes.CDLL(str(probe.library(probe.libraries(), "ggml-base")))
     pointer, size, i64 = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64
     for name, result, arguments in (
         ("ggml_quantize_chunk", size, [ctypes.c_int, pointer, pointer, i64, i64, i64, pointer]),
