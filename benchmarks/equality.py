@@ -21,7 +21,7 @@ from pipeline.formats.gguf.write import FILE
 
 def hashes(path: Path) -> dict[str, str]:
     """A hash of each tensor's type and bytes."""
-    return {tensor.name: reader.tensors_sha256([tensor]) for tensor in reader.table(path)}
+    return reader.hashes(reader.table(path)).each
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
@@ -254,16 +254,14 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def sha256_of(ranges: Iterable[tuple[str, Path, int, int]]) -> str:
-    """Hex digest of titles, each followed by `size` bytes of a file from `offset` on: title, file, offset, size."""
+def sha256_of(path: Path, offset: int, size: int) -> str:
+    """Hex digest of `size` bytes of a file from `offset` on."""
     digest = hashlib.sha256()
-    for title, path, offset, size in ranges:
-        digest.update(title.encode())
-        with reading(path), path.open("rb", buffering=0) as file:
-            file.seek(offset)
-            while size and (data := file.read(min(BLOCK, size))):
-                digest.update(data)
-                size -= len(data)
+    with reading(path), path.open("rb", buffering=0) as file:
+        file.seek(offset)
+        while size and (data := file.read(min(BLOCK, size))):
+            digest.update(data)
+            size -= len(data)
     return digest.hexdigest()
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from pipeline import chat as chats
 from pipeline.chat import Chat
+from pipeline.cores import cpu_name
 from pipeline.errors import ArtifactError, CheckpointError, MeasurementError, PipelineError, TokenizerError
 from pipeline.files import new_folder, read_array, read_object, write_json
 from pipeline.logits import Head, logprob_of, shifted_logits
@@ -41,7 +42,7 @@ class TorchRuntime:
         self.engine = Engine(
             name=name,
             version=f"transformers {transformers.__version__}, torch {torch.__version__}",
-            instruction_set=torch.backends.cpu.get_cpu_capability(),
+            instruction_set=instruction_set(),
             device="cpu",
             kv_type="f32",
             flash_attention="off",
@@ -72,6 +73,13 @@ class TorchRuntime:
                 found.append(int(out.logits[0, -1].argmax()))
                 given, cache = self._torch.tensor([found[-1:]]), out.cache
         return found
+
+
+def instruction_set() -> str:
+    """'AVX2, AMD EPYC 7B13': the kernels that torch was dispatched to, and the CPU, by which MKL chooses its own."""
+    import torch
+
+    return f"{torch.backends.cpu.get_cpu_capability()}, {cpu_name()}"
 
 
 def of_checkpoint(checkpoint: Checkpoint, threads: int = 0) -> TorchRuntime:
@@ -147,6 +155,32 @@ class Reference:
         """float32 [scored, vocab] of one window."""
         return self.head.logits(np.asarray(self.hidden[window]))
 
+    def window(self, window: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Logits float32 [scored, vocab] of one window, and its targets' log-probabilities float32 [scored], nats."""
+        return self.logits(window), self.logprob[window]
+
+
+class FreshReference:
+    """A reference of which each window is computed when it is asked for, bit for bit as a stored one, and nothing is
+    stored: for those who may not need all.
+
+    Raises:
+        CheckpointError: the checkpoint is not whole.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, windows: Windows) -> None:
+        self._runtime = of_checkpoint(checkpoint)
+        self._windows = windows
+        self.chat = reference_chat(checkpoint, self._runtime)
+
+    def window(self, window: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """See Reference.
+
+        Raises:
+            MeasurementError: logits that are not finite or all alike.
+        """
+        return _computed(self._runtime, self._windows, window)[1:]
+
 
 def write_reference(
     checkpoint: Checkpoint, source: SourceIdentity, windows: Windows, folder: Path, advance: Advance = silent
@@ -164,15 +198,24 @@ def write_reference(
         logprob = np.empty((count, scored), np.float32)
         with (partial / "hidden.npy").open("wb") as file:  # not mapped: a full disk would kill the process
             np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
-            for window, ids in enumerate(windows.ids):
-                states = runtime.hidden(ids, windows.start)[:scored]
+            for window in range(count):
+                states, _, logprob[window] = _computed(runtime, windows, window)
                 file.write(np.ascontiguousarray(states).data)
-                logprob[window] = _target_logprob(runtime.head.logits(states), ids[windows.start + 1 :])
                 advance(1)
         np.save(partial / "logprobs.npy", logprob)
         if (chat := reference_chat(checkpoint, runtime)) is not None:
             write_json(partial / chats.FILE, chat)
         write_json(partial / "meta.json", reference_meta(source, windows) | {"engine": asdict(runtime.engine)})
+
+
+def _computed(
+    runtime: TorchRuntime, windows: Windows, window: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+    """Of one window's scored positions: final hidden states, logits, and the targets' log-probabilities."""
+    ids = windows.ids[window]
+    states = runtime.hidden(ids, windows.start)[: windows.scored]
+    logits = runtime.head.logits(states)
+    return states, logits, _target_logprob(logits, ids[windows.start + 1 :])
 
 
 def reference_chat(checkpoint: Checkpoint, runtime: TorchRuntime) -> Chat | None:

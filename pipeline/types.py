@@ -134,9 +134,10 @@ class Artifact:
     """Weights in a runtime's format, made by quantgate or, where `path` says from where, by others.
 
     `size_bytes` are the weight files, `folder_bytes` all `files`: what has to be shipped to run it. `bits_per_weight`
-    is tensor data over weights. `tensors_sha256` is equal
-    where two artifacts hold the same bytes in every tensor. `source` is the checkpoint it was made from, or is
-    compared with; None where it was compared with none.
+    is tensor data over weights. `tensors_sha256` is equal where two artifacts hold the same bytes in every tensor;
+    `tensors` tells which differ where it is not: by the name each is stored under its type and the first 16 hex digits
+    of the sha256 of its bytes. `source` is the checkpoint it was made from, or is compared with; None where it was
+    compared with none.
     """
 
     format: str
@@ -151,6 +152,7 @@ class Artifact:
     source: SourceIdentity | None
     tools: dict[str, str]
     platform: str
+    tensors: dict[str, str]
     path: str | None = None
 
 
@@ -225,11 +227,15 @@ class Interval:
 
 @dataclass(frozen=True)
 class Limits:
-    """The gate's absolute limits for a variant: nats per token, nats per token, share."""
+    """The gate's limits for a variant: nats per token, nats per token, share; against its baseline the growth of the
+    loss, nats per token, and of the time of a prompt or a token, a share of the baseline's.
+    """
 
     max_ln_ppl_ratio: float | None = None
     max_kld_mean: float | None = None
     min_same_top: float | None = None
+    max_regression: float | None = None
+    max_slowdown: float | None = None
 
 
 @dataclass(frozen=True)

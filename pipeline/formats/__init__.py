@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 from pipeline.errors import ParamsError, suggestion
+from pipeline.files import sha256_of
 from pipeline.types import EffectiveType, Planned
 
 FORMATS = ("gguf", "mlx", "coreml")
@@ -54,6 +57,28 @@ def refuse_settings(kv_type: str, flash_attention: bool | None, theirs: str) -> 
     if kv_type != "f16" or flash_attention:
         asked = f"kv_type {kv_type}" if kv_type != "f16" else "flash_attention"
         raise ParamsError(f"{asked} is a setting of GGUF: {theirs}. Put it into the `evaluate` of the GGUF variants.")
+
+
+@dataclass(frozen=True)
+class TensorHashes:
+    """Artifact's `tensors_sha256` and `tensors`."""
+
+    whole: str
+    each: dict[str, str]
+
+
+def tensor_hashes(stored: Iterable[tuple[str, str, Path, int, int]]) -> TensorHashes:
+    """Hashes of tensors given by name, type, file, offset and size: each byte is read once.
+
+    The whole is that of names, types and the tensors' own hashes in the order of their names: equal where two artifacts
+    hold the same weights, whatever their headers, their order and the files they are cut into.
+    """
+    whole, each = hashlib.sha256(), {}
+    for name, kind, path, offset, size in sorted(stored):
+        digest = sha256_of(path, offset, size)
+        whole.update(f"{name} {kind} {digest}\n".encode())
+        each[name] = f"{kind} {digest[:16]}"
+    return TensorHashes(whole.hexdigest(), each)
 
 
 def effective_types(planned: Sequence[Planned]) -> dict[str, EffectiveType]:

@@ -29,7 +29,7 @@ from pipeline.formats.coreml.plan import SCORE_WINDOW, Sizes
 from pipeline.formats.coreml.program import Rounding
 from pipeline.formats.coreml.schemes import Scheme
 from pipeline.source.tokenizer import Tokenizer
-from pipeline.torch_forward import rendered
+from pipeline.torch_forward import instruction_set, rendered
 from pipeline.types import REFERENCE_EXECUTOR, Artifact, Engine, Messages, Placement, Prompt, Reply
 
 DEVICES = (*native.UNITS,)
@@ -144,7 +144,7 @@ class Executed:
         self.engine = Engine(
             name=REFERENCE_EXECUTOR,
             version=f"torch {torch.__version__}",
-            instruction_set=torch.backends.cpu.get_cpu_capability(),
+            instruction_set=instruction_set(),
             device="cpu",
             kv_type="f16" if rounding == "declared" else "f32",
             flash_attention="off",

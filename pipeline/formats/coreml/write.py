@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.files import sha256, sha256_of
-from pipeline.formats import bits_per_weight, carried
+from pipeline.files import sha256
+from pipeline.formats import TensorHashes, bits_per_weight, carried, tensor_hashes
 from pipeline.formats.coreml import audit, codec, graph, manifest, proto, swift
 from pipeline.formats.coreml.names import PART_MULTIPLE, Blob, Piece, pieces
 from pipeline.formats.coreml.package import DATA, MODEL, PACKAGE, WEIGHTS
@@ -87,7 +87,7 @@ def write(
     weight_files = [f"{FOLDER}/{file.name}" for file in files]
     names = [*weight_files, PROGRAM, *(path.name for path in beside), swift.FILE]
     with ThreadPoolExecutor(1) as other:
-        tensors = other.submit(_tensors_sha256, folder / FOLDER, parts, files)
+        tensors = other.submit(_hashes, folder / FOLDER, parts, files)
         hashes = {name: sha256(folder / name) for name in names}
     weights = [hashes[name] for name in weight_files]
     (folder / MANIFEST).write_text(manifest.text(MODEL, hashes[PROGRAM], WEIGHTS, weights), encoding="utf-8")
@@ -97,7 +97,7 @@ def write(
         format="coreml",
         scheme=scheme.label,
         files=hashes,
-        tensors_sha256=tensors.result(),
+        tensors_sha256=tensors.result().whole,
         size_bytes=sum(file.length for file in files),
         folder_bytes=sum((folder / name).stat().st_size for name in hashes),
         weights=spec.weights,
@@ -106,6 +106,7 @@ def write(
         source=source,
         tools={name: version(name) for name in ("coremltools", "numpy")},
         platform=f"{platform.system()} {platform.machine()}",
+        tensors=tensors.result().each,
     )
 
 
@@ -183,12 +184,8 @@ def _write_share(place: _Place, blob: Blob, part: Piece, rows: Rows, array: NDAr
         pwrite(place.descriptor, data[first:last], place.offset + blob.size * (begin - part.start) // part.count)
 
 
-def _tensors_sha256(folder: Path, parts: Sequence[Piece], files: Sequence[WeightFile]) -> str:
-    """Hash of names, types and bytes of what the tensors are stored as, in the order of their names: equal where two
-    packages hold the same weights, however long their inputs are, and however they are cut into files.
-    """
+def _hashes(folder: Path, parts: Sequence[Piece], files: Sequence[WeightFile]) -> TensorHashes:
+    """See tensor_hashes; of what the tensors are stored as, without tables: these go by the sizes of the inputs."""
     blobs = {blob.name: blob for part in parts for blob in part.blobs}
     places = {name: (folder / file.name, offset) for file in files for name, offset in file.data.items()}
-    return sha256_of(
-        (f"{name} {blobs[name].dtype} {blobs[name].size}\n", *places[name], blobs[name].size) for name in sorted(blobs)
-    )
+    return tensor_hashes((name, blob.dtype, *places[name], blob.size) for name, blob in blobs.items())

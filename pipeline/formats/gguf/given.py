@@ -45,12 +45,13 @@ def describe(path: Path, checkpoint: Checkpoint | None) -> Artifact:
         Planned(TensorSpec(tensor.name, "", None, tensor.shape), tensor.encoding, "")
         for tensor in found.tensors.values()
     ]
+    stored = reader.hashes(found.tensors.values())
     size = sum(file.stat().st_size for file in found.files)
     return Artifact(
         format="gguf",
         scheme=_scheme(found),
         files=hashes(path),
-        tensors_sha256=reader.tensors_sha256(found.tensors.values()),
+        tensors_sha256=stored.whole,
         size_bytes=size,
         folder_bytes=size,
         weights=sum(p.tensor.weights for p in tensors),
@@ -59,6 +60,7 @@ def describe(path: Path, checkpoint: Checkpoint | None) -> Artifact:
         source=None if checkpoint is None else checkpoint.identity(),
         tools={},
         platform="made elsewhere",
+        tensors=stored.each,
         path=str(path),
     )
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ArtifactError
-from pipeline.files import reading, sha256_of
+from pipeline.files import reading
+from pipeline.formats import TensorHashes, tensor_hashes
 from pipeline.formats.gguf.header import ARRAY, INT32, STRING
 from pipeline.formats.gguf.kernels import GgufInit, library, words
 from pipeline.types import Encoding
@@ -116,12 +117,9 @@ def table(file: Path) -> list[StoredTensor]:
         return list(_table(context, file))
 
 
-def tensors_sha256(tensors: Iterable[StoredTensor]) -> str:
-    """Hash of names, types and bytes of all tensors in the order of their names: equal where two artifacts hold the
-    same weights, whatever their headers and file order.
-    """
-    ordered = sorted(tensors, key=lambda tensor: tensor.name)
-    return sha256_of((f"{t.name} {t.encoding.name} {t.size}\n", t.file, t.offset, t.size) for t in ordered)
+def hashes(tensors: Iterable[StoredTensor]) -> TensorHashes:
+    """See tensor_hashes."""
+    return tensor_hashes((t.name, t.encoding.name, t.file, t.offset, t.size) for t in tensors)
 
 
 @contextmanager

@@ -73,13 +73,13 @@ def write(
         loaded.result()
     stored = _read_back(path, places, length)
     with ThreadPoolExecutor() as threads:
-        hashes = threads.submit(sha256, path), threads.submit(reader.tensors_sha256, stored)
+        hashes = threads.submit(sha256, path), threads.submit(reader.hashes, stored)
         check_vocabulary(path, spec.vocab_size, tokenizer, checkpoint.config)
     return Artifact(
         format="gguf",
         scheme=scheme.label,
         files={FILE: hashes[0].result()},
-        tensors_sha256=hashes[1].result(),
+        tensors_sha256=hashes[1].result().whole,
         size_bytes=length,
         folder_bytes=length,
         weights=spec.weights,
@@ -88,6 +88,7 @@ def write(
         source=source,
         tools={"llama.cpp": engine.version()},
         platform=f"{platform.system()} {platform.machine()}, {engine.instruction_set()}",
+        tensors=hashes[1].result().each,
     )
 
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from pipeline.files import sha256_of
+from pipeline.formats import TensorHashes, tensor_hashes
 from pipeline.formats.mlx.names import Part
 from pipeline.source.checkpoint import SINGLE
 from pipeline.source.safetensors import Stored
@@ -70,9 +70,6 @@ def index_text(files: Iterable[Shard], weights: int) -> str:
     return json.dumps(index, indent=4)
 
 
-def tensors_sha256(stored: Mapping[str, Stored]) -> str:
-    """Hash of names, types and bytes of all tensors in the order of their names: equal where two folders hold the same
-    weights, however they are cut into files.
-    """
-    tensors = ((name, stored[name]) for name in sorted(stored))
-    return sha256_of((f"{name} {t.dtype} {t.size}\n", t.file, t.offset, t.size) for name, t in tensors)
+def hashes(stored: Mapping[str, Stored]) -> TensorHashes:
+    """See tensor_hashes."""
+    return tensor_hashes((name, t.dtype, t.file, t.offset, t.size) for name, t in stored.items())

@@ -49,12 +49,12 @@ def describe(path: Path, checkpoint: Checkpoint | None) -> Artifact:
     if checkpoint is not None:
         _check(found, checkpoint)
     planned = [tensor.planned for tensor in found.tensors.values()]
-    files = _files(path)
+    stored, files = folder.hashes(found.stored), _files(path)
     return Artifact(
         format="mlx",
         scheme=_scheme(found),
         files=hashes(path),
-        tensors_sha256=folder.tensors_sha256(found.stored),
+        tensors_sha256=stored.whole,
         size_bytes=sum(file.stat().st_size for file in found.files),
         folder_bytes=sum(file.stat().st_size for file in files),
         weights=sum(p.tensor.weights for p in planned),
@@ -63,6 +63,7 @@ def describe(path: Path, checkpoint: Checkpoint | None) -> Artifact:
         source=None if checkpoint is None else checkpoint.identity(),
         tools={},
         platform="made elsewhere",
+        tensors=stored.each,
         path=str(path),
     )
 

@@ -18,7 +18,7 @@ from pipeline.files import sha256
 from pipeline.formats import bits_per_weight, carried, effective_types
 from pipeline.formats.mlx import codec, kernels
 from pipeline.formats.mlx.config import config_text, normalised
-from pipeline.formats.mlx.folder import Shard, index_text, shards, tensors_sha256
+from pipeline.formats.mlx.folder import Shard, hashes, index_text, shards
 from pipeline.formats.mlx.names import ordered, parts
 from pipeline.formats.mlx.plan import float_of, plan
 from pipeline.formats.mlx.schemes import NVFP4, PACKINGS, Scheme
@@ -79,13 +79,13 @@ def write(
     stored = _read_back(folder, files)
     written = [*(shard.name for shard in files), *texts, *(path.name for path in beside)]
     with ThreadPoolExecutor(1) as other:
-        tensors = other.submit(tensors_sha256, stored)
-        hashes = {name: sha256(folder / name) for name in written}
+        tensors = other.submit(hashes, stored)
+        files_sha256 = {name: sha256(folder / name) for name in written}
     return Artifact(
         format="mlx",
         scheme=scheme.label,
-        files=hashes,
-        tensors_sha256=tensors.result(),
+        files=files_sha256,
+        tensors_sha256=tensors.result().whole,
         size_bytes=sum(shard.length for shard in files),
         folder_bytes=sum((folder / name).stat().st_size for name in written),
         weights=spec.weights,
@@ -94,6 +94,7 @@ def write(
         source=source,
         tools=kernels.tools(),
         platform=f"{platform.system()} {platform.machine()}",
+        tensors=tensors.result().each,
     )
 
 

@@ -15,6 +15,7 @@ from saved_blobs import records, weights_of
 from support import Shape, write_checkpoint
 
 from pipeline.errors import ArtifactError
+from pipeline.formats import TensorHashes
 from pipeline.formats.coreml import audit, layers, proto
 from pipeline.formats.coreml import write as write_module
 from pipeline.formats.coreml.engine import tools
@@ -118,7 +119,7 @@ def test_constants_that_coremltools_folds_are_found(
     monkeypatch.setattr(layers, "unknown", nullcontext)
     monkeypatch.setattr(proto, "model", model)
     monkeypatch.setattr(write_module, "_write_weights", written)
-    monkeypatch.setattr(write_module, "_tensors_sha256", lambda *_: "")
+    monkeypatch.setattr(write_module, "_hashes", lambda *_: TensorHashes("", {}))
     monkeypatch.setattr(audit, "some", lambda problems, *_: problems)
     with pytest.raises(ArtifactError) as raised:
         convert(source, "int16", tmp_path / "out")

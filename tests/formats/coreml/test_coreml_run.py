@@ -29,6 +29,7 @@ from pipeline.formats.coreml.run import (
     unmeasurable,
     unrepresentative,
 )
+from pipeline.torch_forward import instruction_set
 
 SHAPE = Shape("qwen3", 2, hidden=64, ff=96, heads=4, kv_heads=2, head_dim=32)
 CHUNK, MAX_CONTEXT, SCORE_WINDOW = 64, 150, 90
@@ -133,6 +134,7 @@ def test_the_executor_says_what_it_is(folder: Path) -> None:
         engine = runtime.engine
         assert (engine.name, engine.device, engine.kv_type, engine.threads) == ("reference executor", "cpu", "f16", 1)
         assert engine.version.startswith("torch 2.13.0")
+        assert engine.instruction_set == instruction_set() != ""
         assert runtime.native is None
         assert runtime.placement() is None
         assert runtime.peak_memory() is None

@@ -212,6 +212,9 @@ def test_tensors_are_the_same_whatever_the_sizes(tmp_path: Path) -> None:
 
     changed = convert(write_checkpoint(tmp_path / "d", QWEN2, change=change), "int8", tmp_path / "e")
     assert changed.tensors_sha256 != one.tensors_sha256
+    differing = {name for name, digest in one.tensors.items() if changed.tensors[name] != digest}
+    assert one.tensors == other.tensors
+    assert differing == {"model_norm_weight"}
 
 
 def test_a_tied_head_is_the_embedding(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import re
 import subprocess
@@ -33,7 +34,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tensors_sha256(path: Path) -> str:
-    return reader.tensors_sha256(reader.read(path).tensors.values())
+    return reader.hashes(reader.read(path).tensors.values()).whole
 
 
 def said_of(path: Path) -> str:
@@ -65,7 +66,20 @@ def test_keys_vocabulary_and_tensors(file: Path) -> None:
         assert data[stored.offset : stored.offset + stored.size] == tensor.data.tobytes()
 
 
-# tensors_sha256
+# hashes of tensors
+
+
+def test_each_tensor_has_its_type_and_the_hash_of_its_bytes(file: Path) -> None:
+    read = {tensor.name: f"{tensor.kind.name} {sha256(tensor.data.tobytes())[:16]}" for tensor in tensors_of(file)}
+    found = reader.hashes(reader.read(file).tensors.values())
+    assert found.each == read
+    assert found.each["token_embd.weight"].startswith("Q8_0 ")
+    whole = {tensor.name: f"{tensor.kind.name} {sha256(tensor.data.tobytes())}" for tensor in tensors_of(file)}
+    assert found.whole == sha256("".join(f"{name} {whole[name]}\n" for name in sorted(whole)).encode())
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def test_the_same_weights_in_another_order_under_other_keys_have_the_same_hash(file: Path, tmp_path: Path) -> None:
@@ -247,7 +261,7 @@ from pipeline.formats.gguf import reader
 read = refused = 0
 for path in sorted(Path(sys.argv[1]).iterdir()):
     try:
-        reader.tensors_sha256(reader.read(path).tensors.values())
+        reader.hashes(reader.read(path).tensors.values())
         read += 1
     except ArtifactError:
         refused += 1

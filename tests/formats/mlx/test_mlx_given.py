@@ -78,6 +78,7 @@ def test_a_folder_of_mlx_lms_making_says_what_it_is(source: Path, int4: Path) ->
         source=identity,
         tools={},
         platform="made elsewhere",
+        tensors=found.tensors,
         path=str(int4),
     )
     assert (int4 / "README.md").exists()  # is none of its files

@@ -19,7 +19,7 @@ from pipeline.formats import room
 from pipeline.formats.mlx import engine, native
 from pipeline.formats.mlx.native import MlxModel
 from pipeline.formats.mlx.run import MlxRuntime, check_settings, context_length, unrepresentative
-from pipeline.metrics import parity
+from pipeline.metrics import machine, parity
 from pipeline.types import Windows
 
 TOLERANCE = 1e-4
@@ -141,6 +141,7 @@ def test_engines_say_what_they_are(folder: Path) -> None:
     for by in (scored_by, checked_by):
         assert (by.device, by.kv_type) == ("cpu", "f32")
         assert by.instruction_set
+    assert scored_by.instruction_set.endswith(f", {machine.fingerprint()['cpu']}")  # MKL chooses kernels by it
 
 
 def test_one_model_at_a_time_is_loaded(folder: Path, ids: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from pipeline.errors import (
     TokenizerError,
 )
 from pipeline.files import new_folder, sha256
+from pipeline.formats import TensorHashes
 from pipeline.formats.mlx import folder as weight_files
 from pipeline.formats.mlx import write as write_module
 from pipeline.formats.mlx.schemes import SCHEMES
@@ -227,13 +229,22 @@ def test_the_hash_of_tensors_is_that_of_what_they_hold(tmp_path: Path, monkeypat
     assert len(cut.files) > len(artifact.files)
     assert cut.tensors_sha256 == artifact.tensors_sha256
     backwards = dict(reversed(read_header(tmp_path / "one" / "model.safetensors").items()))
-    assert weight_files.tensors_sha256(backwards) == artifact.tensors_sha256
+    assert weight_files.hashes(backwards) == TensorHashes(artifact.tensors_sha256, artifact.tensors)
 
     def change(tensors: dict[str, np.ndarray]) -> None:
         tensors["model.norm.weight"][3] *= 2
 
     other = convert(write_checkpoint(tmp_path / "d", QWEN2, change=change), "int4", tmp_path / "other")
     assert other.tensors_sha256 != artifact.tensors_sha256
+    assert {name for name, digest in artifact.tensors.items() if other.tensors[name] != digest} == {"model.norm.weight"}
+
+
+def test_each_tensor_has_its_type_and_the_hash_of_its_bytes(tmp_path: Path) -> None:
+    artifact = convert(write_checkpoint(tmp_path / "c", QWEN2), "int4", tmp_path / "out")
+    stored = tensors_of(tmp_path / "out").items()
+    assert artifact.tensors == {name: f"{t} {hashlib.sha256(data).hexdigest()[:16]}" for name, (t, _, data) in stored}
+    assert artifact.tensors["model.embed_tokens.weight"].startswith("U32 ")
+    assert artifact.tensors["model.embed_tokens.scales"].startswith("BF16 ")
 
 
 def test_progress_reaches_all_weights(tmp_path: Path) -> None:
