@@ -1,73 +1,61 @@
-"""The gate: absolute limits, three verdicts, never a pass for lack of data."""
+"""The gate: every variant against its limits and its baseline; never a pass for lack of data."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
-from pipeline.metrics.stats import windows_needed
-from pipeline.types import Interval, Limits
+from pipeline import paths
+from pipeline.checks import baseline as baselines
+from pipeline.checks import identity as identities
+from pipeline.checks import limits as absolute
+from pipeline.checks import numbers, record, regression, speed
+from pipeline.checks.baseline import Baseline
+from pipeline.checks.correction import corrected
+from pipeline.checks.identity import mapping
+from pipeline.checks.record import Record
+from pipeline.checks.verdicts import Result, failed
+from pipeline.files import read_object
+from pipeline.types import Limits
 
-PASS, FAIL, INCONCLUSIVE = "pass", "fail", "inconclusive"
-
-CHECKS = {
-    "max_ln_ppl_ratio": ("ln_ppl_ratio",),
-    "max_kld_mean": ("kld", "mean"),
-    "min_same_top": ("same_top",),
-}
-"""Where measurements.json holds the figure of each limit."""
-
-IDENTITY = ("source", "corpus", "text_sha256", "tokenizer_sha256", "ids_sha256", "context", "windows")
-"""What must be the reference's for figures to be comparable."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """One limit of one variant: what was asked, found and decided."""
-
-    variant: str
-    name: str
-    limit: float | None
-    value: float | None
-    low: float | None
-    high: float | None
-    verdict: str
-    reason: str
-    windows_needed: int | None = None
+OTHER_RUN = "reports/measurements.json is of another run than what lies in artifacts/: run dvc repro"
 
 
-@dataclass(frozen=True)
-class Result:
-    """All checks and what follows from them under `inconclusive` (fail or warn)."""
-
-    checks: tuple[Check, ...]
-    inconclusive: str
+class GateParams(Protocol):
+    """What params.yaml says under `gate`."""
 
     @property
-    def verdict(self) -> str:
-        found = {check.verdict for check in self.checks}
-        if FAIL in found or not self.checks:
-            return FAIL
-        if INCONCLUSIVE in found:
-            return INCONCLUSIVE
-        return PASS
+    def inconclusive(self) -> str: ...
+
+    def limits_of(self, variant: str) -> Limits: ...
+
+
+class Project(Protocol):
+    """What the gate reads of params.yaml."""
 
     @property
-    def passes(self) -> bool:
-        return self.verdict == PASS or (self.verdict == INCONCLUSIVE and self.inconclusive == "warn")
+    def variants(self) -> Mapping[str, Any]: ...
 
-    def as_json(self) -> dict[str, Any]:
-        """gate.json: nested dicts, variant -> check."""
-        variants: dict[str, dict[str, Any]] = {}
-        for check in self.checks:
-            entry = {key: value for key, value in asdict(check).items() if key not in {"variant", "name"}}
-            variants.setdefault(check.variant, {})[check.name] = entry
-        return {"verdict": self.verdict, "passes": self.passes, "inconclusive": self.inconclusive, "variants": variants}
+    @property
+    def asked(self) -> Mapping[str, Mapping[str, str]]: ...
+
+    @property
+    def gate(self) -> GateParams: ...
+
+
+def of_project(params: Project, root: Path = Path()) -> Result:
+    """The gate of what the stages left below `root`: its measurements against params.yaml and the baseline, if any.
+
+    Raises:
+        PipelineError: measurements, baseline or a variant's record that is absent or cannot be read.
+    """
+    measurements = read_object(root / paths.MEASUREMENTS)
+    baseline = baselines.load(root / paths.BASELINE)
+    runs = {} if baseline is None else record.gather(params.variants, root)
+    gate = params.gate
+    return judge(measurements, params.variants, gate.limits_of, gate.inconclusive, params.asked, runs, baseline)
 
 
 def judge(
@@ -76,89 +64,33 @@ def judge(
     limits_of: Callable[[str], Limits],
     inconclusive: str,
     asked: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+    runs: Mapping[str, Record] = MappingProxyType({}),
+    baseline: Baseline | None = None,
 ) -> Result:
-    """Check every variant named against its limits.
+    """Check every variant named against its limits and the baseline, then correct fails for the number of all checks.
 
     `asked` is the format, and the scheme or path, that params.yaml asks of each variant: figures of another one are
-    stale.
+    stale. `runs` are the records of this run, None for `baseline` where none was ever accepted.
     """
-    checks: list[Check] = []
-    measured, identity = (_mapping(measurements, key) for key in ("variants", "identity"))
+    report = {key: value for key, value in measurements.items() if key != "variants"}
+    checks = numbers.checks("report", report, numbers.OF_ALL)
+    measured, identity = (mapping(measurements, key) for key in ("variants", "identity"))
     for name in names:
         variant = measured.get(name)
         if not isinstance(variant, Mapping):
-            checks.append(_failed(name, "measured", "it was not measured: run dvc repro"))
+            checks.append(failed(name, "measured", "it was not measured: run dvc repro"))
             continue
-        for key, wanted in asked.get(name, {}).items():
-            if variant.get(key) != wanted:
-                reason = f"it was measured as {variant.get(key)}, params.yaml says {wanted}: run dvc repro"
-                checks.append(_failed(name, f"same_{key}", reason))
-        checks += _differences(name, _mapping(variant, "identity"), identity)
-        limits = {key: limit for key, limit in asdict(limits_of(name)).items() if limit is not None}
-        if not limits:
-            checks.append(_failed(name, "limits", "it has no limit: set gate.limits.default in params.yaml"))
-        checks += [_check(name, key, limit, variant) for key, limit in limits.items()]
-    return Result(tuple(checks), inconclusive)
-
-
-def _failed(variant: str, name: str, reason: str) -> Check:
-    return Check(variant, name, None, None, None, None, FAIL, reason)
-
-
-def _mapping(value: Any, key: str) -> Mapping[str, Any]:
-    """A nested mapping, empty where a file does not hold it: what is missing then fails by name."""
-    found = value.get(key) if isinstance(value, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
-
-
-def _differences(variant: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[Check]:
-    checks = []
-    for key in IDENTITY:
-        if key not in expected:
-            checks.append(_failed(variant, f"same_{key}", f"the reference's {key} is missing: run dvc repro"))
-        elif found.get(key) != expected[key]:
-            wanted, is_now = _shown(expected[key]), _shown(found.get(key))
-            reason = f"its {key} is not the reference's: expected {wanted}, found {is_now}; run dvc repro"
-            checks.append(_failed(variant, f"same_{key}", reason))
-    return checks
-
-
-def _shown(value: Any) -> str:
-    """A figure whole, a hash by its start, a source by its name and a hash of its files."""
-    if isinstance(value, Mapping):
-        digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-        return f"{value.get('name')} ({digest[:12]}…)"
-    text = str(value)
-    return text if len(text) <= 20 else f"{text[:12]}…"
-
-
-def _check(variant: str, name: str, limit: float, figures: Mapping[str, Any]) -> Check:
-    figure: Any = figures
-    for key in CHECKS[name]:
-        figure = figure.get(key, {}) if isinstance(figure, Mapping) else {}
-    value, low, high = (_number(figure, key) for key in ("value", "low", "high"))
-    if value is None:
-        return Check(variant, name, limit, None, low, high, FAIL, "the number is missing: run dvc repro")
-    n = int(_number(figures, "windows") or 0)
-    if (low is None or high is None) and n >= 2:
-        return Check(variant, name, limit, value, low, high, FAIL, "its interval is missing: run dvc repro")
-    if low is None or high is None:
-        reason = f"{n} window bounds nothing: ask for at least 2 in params.yaml, corpus.windows"
-        return Check(variant, name, limit, value, low, high, INCONCLUSIVE, reason)
-    upper = name.startswith("max_")
-    if high <= limit if upper else low >= limit:
-        return Check(variant, name, limit, value, low, high, PASS, "the whole 95 % interval is within the limit")
-    if low > limit if upper else high < limit:
-        return Check(variant, name, limit, value, low, high, FAIL, "the whole 95 % interval is beyond the limit")
-    needed = windows_needed(Interval(value, low, high, n), limit)
-    would = (
-        f"about {needed} windows would decide it, {n} were used" if needed else "no number of windows would decide it"
-    )
-    return Check(
-        variant, name, limit, value, low, high, INCONCLUSIVE, f"the limit lies in the interval; {would}", needed
-    )
-
-
-def _number(figure: Any, key: str) -> float | None:
-    value = figure.get(key) if isinstance(figure, Mapping) else None
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+        others = len(checks)
+        checks += identities.checks(name, variant, identity, asked.get(name, {}))
+        if name in runs and not runs[name].is_of(variant):
+            checks.append(failed(name, "report", OTHER_RUN))
+        limits = limits_of(name)
+        if limits == Limits():
+            checks.append(failed(name, "limits", "it has no limit: set gate.limits.default in params.yaml"))
+        checks += numbers.checks(name, variant, numbers.OF_A_VARIANT, absolute.judged(limits))
+        checks += absolute.checks(name, limits, variant)
+        checks += regression.checks(name, limits, runs.get(name), baseline)
+        checks += speed.checks(name, limits, measurements, baseline)
+        if len(checks) == others:
+            checks.append(failed(name, "limits", "nothing that its limits ask can be judged here: set another limit"))
+    return Result(corrected(checks), inconclusive)

@@ -180,6 +180,16 @@ def _check_values(params: Params) -> None:
     for limits in params.gate.limits.values():
         if limits.min_same_top is not None and not 0 <= limits.min_same_top <= 1:
             raise ParamsError(f"params.yaml: min_same_top is a share from 0 to 1, found {limits.min_same_top:g}.")
+        if limits.max_regression is not None and limits.max_regression < 0:
+            raise ParamsError(
+                f"params.yaml: max_regression is how much loss may grow, 0 or more nats per token, found "
+                f"{limits.max_regression:g}."
+            )
+        if limits.max_slowdown is not None and limits.max_slowdown <= 0:
+            raise ParamsError(
+                f"params.yaml: max_slowdown is a share above 0 (0.1: a tenth more time), found "
+                f"{limits.max_slowdown:g}: equal speeds differ by noise, so no variant would pass."
+            )
     if min(params.evaluate.threads, params.benchmark.threads) < 0:
         raise ParamsError(
             f"params.yaml: threads must be 0 (one per physical core) or more, found "

@@ -8,6 +8,7 @@ PARAMS = Path("params.yaml")
 ARTIFACTS = Path("artifacts")
 SOURCE = ARTIFACTS / "source.json"
 TEXT = ARTIFACTS / "text.json"
+ACCEPTED = ARTIFACTS / "accepted.json"
 BUILDS = ARTIFACTS / "builds.json"
 CORPUS = ARTIFACTS / "corpus"
 REFERENCE = ARTIFACTS / "reference"
@@ -19,6 +20,7 @@ PARETO_PNG = REPORTS / "pareto.png"
 PARETO_CSV = REPORTS / "pareto.csv"
 MEASUREMENTS = REPORTS / "measurements.json"
 GATE = REPORTS / "gate.json"
+BASELINE = REPORTS / "baseline.json"
 SAMPLE_TEXT = Path(__file__).parent.parent / "assets" / "sample-corpus" / "sample.txt"
 
 

@@ -1,4 +1,6 @@
-"""checkpoint, variants and corpus -> artifacts/source.json, builds.json, text.json: what they are. Runs always."""
+"""checkpoint, variants, corpus and baseline -> artifacts/source.json, builds.json, text.json, accepted.json: what they
+are. Runs always.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from pipeline.source.hub import open_checkpoint
 
 @click.command(cls=Command)
 def main() -> None:
-    """Identify the checkpoint, the variants and the corpus of params.yaml."""
+    """Identify the checkpoint, the variants and the corpus of params.yaml, and the baseline, if there is one."""
     given = params.load(paths.PARAMS)
     builds = {name: _build(variant) for name, variant in given.variants.items()}  # refused before hours of work
     for name, variant in given.variants.items():
@@ -36,6 +38,8 @@ def main() -> None:
     write_json(paths.BUILDS, builds)
     path = corpus.text_path(given.corpus.name, given.corpus.path)
     write_json(paths.TEXT, {"name": given.corpus.name, "sha256": sha256(path)})
+    accepted = sha256(paths.BASELINE) if paths.BASELINE.exists() else None  # DVC takes no dependency that may be absent
+    write_json(paths.ACCEPTED, {"baseline": accepted})
 
 
 def _build(variant: Variant) -> dict[str, Any]:

@@ -9,10 +9,12 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from figures import IDENTITY, coreml_variant
+from figures import IDENTITY, coreml_variant, hand_made
 
-from pipeline import gate
-from pipeline.gate import CHECKS, FAIL, INCONCLUSIVE, PASS, Check, Result, judge
+from pipeline.checks import identity as gate
+from pipeline.checks.limits import CHECKS
+from pipeline.checks.verdicts import FAIL, INCONCLUSIVE, PASS, Check, Result
+from pipeline.gate import judge
 from pipeline.types import Limits
 
 LIMITS = Limits(max_ln_ppl_ratio=0.04, max_kld_mean=0.06, min_same_top=0.83)
@@ -24,13 +26,19 @@ def figure(value: float | None, low: float | None, high: float | None) -> dict[s
 
 def good() -> dict[str, Any]:
     """A variant that is within LIMITS by all three intervals."""
+    whole = coreml_variant(5, 0.02, 0.01)
     return {
+        **{key: whole[key] for key in ("size_bytes", "folder_bytes", "bits_per_weight", "windows", "scored_tokens")},
+        **{key: whole[key] for key in ("target_probability_rms", "bits_per_byte", "ppl")},
         "ln_ppl_ratio": figure(0.01, 0.005, 0.015),
-        "kld": {"mean": figure(0.02, 0.01, 0.03), "max": {"value": 4.0}},
+        "kld": whole["kld"] | {"mean": figure(0.02, 0.01, 0.03)},
         "same_top": figure(0.9, 0.88, 0.92),
-        "windows": 40,
         "identity": deepcopy(IDENTITY),
     }
+
+
+def report(variants: dict[str, Any], **other: Any) -> dict[str, Any]:
+    return {"reference": {"ppl": 80.0}, "identity": IDENTITY, "variants": variants, **other}
 
 
 def put(variant: dict[str, Any], name: str, found: Any) -> None:
@@ -52,7 +60,7 @@ SHOWN = {  # of two values, how a reason tells them apart
 
 def judged(variant: dict[str, Any] | None, limits: Limits = LIMITS, inconclusive: str = "fail") -> Result:
     variants = {} if variant is None else {"v": variant}
-    return judge({"identity": IDENTITY, "variants": variants}, ["v"], lambda name: limits, inconclusive)
+    return judge(report(variants), ["v"], lambda name: limits, inconclusive)
 
 
 def only(result: Result, name: str) -> Check:
@@ -66,14 +74,14 @@ INTERVALS = [
     ("max_ln_ppl_ratio", (0.02, 0.01, 0.03), PASS),
     ("max_ln_ppl_ratio", (-0.02, -0.03, -0.01), PASS),
     ("max_ln_ppl_ratio", (0.03, 0.02, 0.04), PASS),  # the limit itself is within it
-    ("max_ln_ppl_ratio", (0.05, 0.041, 0.06), FAIL),
+    ("max_ln_ppl_ratio", (0.06, 0.05, 0.07), FAIL),
     ("max_ln_ppl_ratio", (0.03, 0.01, 0.05), INCONCLUSIVE),
     ("max_ln_ppl_ratio", (0.05, 0.03, 0.07), INCONCLUSIVE),
     ("max_kld_mean", (0.05, 0.04, 0.06), PASS),
-    ("max_kld_mean", (0.07, 0.0601, 0.08), FAIL),
+    ("max_kld_mean", (0.07, 0.065, 0.075), FAIL),
     ("max_kld_mean", (0.05, 0.02, 0.08), INCONCLUSIVE),
     ("min_same_top", (0.85, 0.83, 0.87), PASS),
-    ("min_same_top", (0.80, 0.77, 0.829), FAIL),
+    ("min_same_top", (0.80, 0.78, 0.82), FAIL),
     ("min_same_top", (0.85, 0.80, 0.90), INCONCLUSIVE),
     ("min_same_top", (0.80, 0.76, 0.84), INCONCLUSIVE),
 ]
@@ -108,6 +116,7 @@ def test_the_limit_on_the_bound_is_inconclusive_and_needs_more_windows() -> None
     put(variant, "max_kld_mean", figure(0.07, 0.06, 0.08))
     check = only(judged(variant), "max_kld_mean")
     assert check.verdict == INCONCLUSIVE
+    assert check.reason.startswith("the limit lies in the interval; ")  # not taken back by Holm: it never was a fail
     assert check.windows_needed is not None
     assert check.windows_needed > 40
 
@@ -154,20 +163,33 @@ def test_params_say_whether_what_is_inconclusive_passes(inconclusive: str, passe
 def test_one_bad_variant_of_two_fails_the_gate() -> None:
     bad = good()
     put(bad, "max_kld_mean", figure(0.5, 0.4, 0.6))
-    measurements = {"identity": IDENTITY, "variants": {"a": good(), "b": bad}}
+    measurements = report({"a": good(), "b": bad})
     result = judge(measurements, ["a", "b"], lambda name: LIMITS, "warn")
     assert not result.passes
     assert {check.variant for check in result.checks if check.verdict == FAIL} == {"b"}
 
 
 def test_each_variant_has_its_own_limits() -> None:
-    measurements = {"identity": IDENTITY, "variants": {"a": good(), "b": good()}}
+    measurements = report({"a": good(), "b": good()})
     limits = {"a": Limits(max_kld_mean=0.06), "b": Limits(max_kld_mean=0.005)}
     result = judge(measurements, ["a", "b"], limits.__getitem__, "fail")
     assert [(c.variant, c.name, c.verdict) for c in result.checks] == [
         ("a", "max_kld_mean", PASS),
         ("b", "max_kld_mean", FAIL),
     ]
+
+
+def test_the_family_is_every_figure_of_the_gate() -> None:
+    """One-sided 0.0021 fails alone (0.025) and of ten (0.021), not of 15 variants with a limit each."""
+    verdicts = {}
+    for count in (1, 10, 15):
+        variants = {f"v{i}": good() for i in range(count)}
+        put(variants["v0"], "max_kld_mean", figure(0.09, 0.07, 0.11))
+        result = judge(report(variants), variants, lambda _: Limits(max_kld_mean=0.06), "fail")
+        (check,) = (check for check in result.checks if check.variant == "v0")
+        verdicts[count] = (check.verdict, round(check.p_value or 0, 4))
+        assert {check.verdict for check in result.checks if check.variant != "v0"} <= {PASS}
+    assert verdicts == {1: (FAIL, 0.0021), 10: (FAIL, 0.0214), 15: (INCONCLUSIVE, 0.0321)}
 
 
 # Lack of data
@@ -180,7 +202,7 @@ def test_a_variant_that_was_not_measured_fails() -> None:
 
 
 def test_nothing_to_judge_fails() -> None:
-    result = judge({"identity": IDENTITY, "variants": {"v": good()}}, [], lambda name: LIMITS, "warn")
+    result = judge(report({"v": good()}), [], lambda name: LIMITS, "warn")
     assert (result.verdict, result.passes) == (FAIL, False)
 
 
@@ -249,6 +271,76 @@ def test_an_interval_that_is_missing_of_one_window_is_inconclusive(
     assert check.reason == f"{windows or 0} window bounds nothing: ask for at least 2 in params.yaml, corpus.windows"
 
 
+NUMBERS = [
+    *("size_bytes", "bits_per_weight", "windows", "scored_tokens", "target_probability_rms", "bits_per_byte"),
+    *("ppl.value", "ln_ppl_ratio.value", "kld.mean.value", "kld.median.value", "kld.p99.value", "kld.p99_9.value"),
+    *("kld.max.value", "same_top.value"),
+]
+
+
+@pytest.mark.parametrize("path", NUMBERS)
+@pytest.mark.parametrize("bad", ["gone", None, math.nan, math.inf, "80.5", {}])
+def test_any_number_of_the_report_that_is_missing_fails_and_is_named(path: str, bad: Any) -> None:
+    """Also of what no limit is about."""
+    variant = good()
+    (*above, last), holder = path.split("."), variant
+    for key in above:
+        holder = holder[key]
+    holder[last] = bad
+    if bad == "gone":
+        del holder[last]
+    limits = Limits(min_same_top=0.83) if "same_top" not in path and path != "windows" else Limits(max_kld_mean=0.06)
+    limits = Limits(max_regression=1.0) if path == "windows" else limits
+    result = judged(variant, limits, inconclusive="warn")
+    assert not result.passes
+    assert only(result, "numbers").reason == f"missing or not finite: {path}: run dvc repro"
+
+
+@pytest.mark.parametrize(
+    "path", ["ppl.low", "kld.p99.high", "bits_per_weight", "prefill.512.value", "decode.64.drift.p_value"]
+)
+def test_a_number_that_is_not_finite_fails_wherever_it_is(path: str) -> None:
+    whole = hand_made()["variants"]["big"]
+    holder = whole = deepcopy(whole)
+    *above, last = path.split(".")
+    for key in above:
+        holder = holder[key]
+    holder[last] = math.nan
+    result = judged(whole, Limits(min_same_top=0.5), inconclusive="warn")
+    assert only(result, "numbers").reason == f"missing or not finite: {path}: run dvc repro"
+    assert not result.passes
+
+
+@pytest.mark.parametrize("reference", [{}, {"ppl": None}, {"ppl": math.nan}, None])
+def test_a_report_without_the_reference_s_perplexity_fails(reference: Any) -> None:
+    result = judge(report({"v": good()}, reference=reference), ["v"], lambda name: LIMITS, "warn")
+    (check,) = [check for check in result.checks if check.verdict == FAIL]
+    assert (check.variant, check.name) == ("report", "numbers")
+    assert check.reason == "missing or not finite: reference.ppl: run dvc repro"
+
+
+def test_many_missing_numbers_are_counted() -> None:
+    variant = {"identity": deepcopy(IDENTITY), "same_top": figure(0.9, 0.88, 0.92), "windows": 40}
+    reason = only(judged(variant, Limits(min_same_top=0.83)), "numbers").reason
+    assert reason == (
+        "missing or not finite: size_bytes, folder_bytes, bits_per_weight, scored_tokens, target_probability_rms "
+        "and 8 more: run dvc repro"
+    )
+
+
+@pytest.mark.parametrize("windows", [None, 0, 1, math.nan, "40", 10**30])
+def test_an_interval_of_an_impossible_number_of_windows_fails(windows: Any) -> None:
+    result = judged(good() | {"windows": windows}, inconclusive="warn")
+    assert [check.verdict for check in result.checks] == [FAIL] * 3
+    assert "windows and an interval from 0.005 to 0.015 cannot be" in only(result, "max_ln_ppl_ratio").reason
+
+
+def test_an_interval_whose_ends_are_swapped_fails() -> None:
+    variant = good()
+    put(variant, "max_kld_mean", figure(0.02, 0.03, 0.01))
+    assert only(judged(variant, inconclusive="warn"), "max_kld_mean").verdict == FAIL
+
+
 # Comparability
 
 
@@ -298,7 +390,7 @@ def test_a_reference_that_lacks_a_key_fails(key: str) -> None:
     variant = good()
     for found in (dict(IDENTITY), dict(expected)):
         variant["identity"] = found
-        result = judge({"identity": expected, "variants": {"v": variant}}, ["v"], lambda name: LIMITS, "warn")
+        result = judge(report({"v": variant}, identity=expected), ["v"], lambda name: LIMITS, "warn")
         assert (result.verdict, result.passes) == (FAIL, False)
         check = only(result, f"same_{key}")
         assert (check.verdict, check.reason) == (FAIL, f"the reference's {key} is missing: run dvc repro")
@@ -311,7 +403,7 @@ def test_every_key_of_the_identity_is_compared() -> None:
 @pytest.mark.parametrize("measured", ["q8_0", None])
 def test_a_variant_measured_as_another_scheme_fails(measured: str | None) -> None:
     variant = good() | {"scheme": measured}
-    measurements = {"identity": IDENTITY, "variants": {"v": variant}}
+    measurements = report({"v": variant})
     result = judge(measurements, ["v"], lambda name: LIMITS, "warn", {"v": {"scheme": "q4_0"}})
     assert (result.verdict, result.passes) == (FAIL, False)
     check = only(result, "same_scheme")
@@ -321,7 +413,7 @@ def test_a_variant_measured_as_another_scheme_fails(measured: str | None) -> Non
 
 
 def test_a_variant_measured_as_its_scheme_passes() -> None:
-    measurements = {"identity": IDENTITY, "variants": {"v": good() | {"scheme": "q4_0"}}}
+    measurements = report({"v": good() | {"scheme": "q4_0"}})
     result = judge(
         measurements, ["v"], lambda name: LIMITS, "fail", {"v": {"scheme": "q4_0"}, "other": {"scheme": "q8_0"}}
     )
@@ -331,7 +423,7 @@ def test_a_variant_measured_as_its_scheme_passes() -> None:
 
 @pytest.mark.parametrize(("kld", "verdict"), [(0.02, PASS), (0.08, FAIL), (0.06, INCONCLUSIVE)])
 def test_what_was_not_timed_is_judged_by_its_quality(kld: float, verdict: str) -> None:
-    measurements = {"identity": IDENTITY, "variants": {"v": coreml_variant(5, kld, 0.01)}}
+    measurements = report({"v": coreml_variant(5, kld, 0.01)})
     asked = {"v": {"format": "coreml", "scheme": "int8"}}
     result = judge(measurements, ["v"], lambda name: LIMITS, "fail", asked)
     assert [check.name for check in result.checks] == [*CHECKS]
@@ -362,7 +454,7 @@ GIVEN = {"format": "mlx", "path": "some/folder"}
 def test_a_variant_is_the_one_that_was_asked_for(
     asked: dict[str, str], measured: dict[str, Any], failed: list[str]
 ) -> None:
-    measurements = {"identity": IDENTITY, "variants": {"v": good() | measured}}
+    measurements = report({"v": good() | measured})
     result = judge(measurements, ["v"], lambda name: LIMITS, "warn", {"v": asked})
     assert [check.name for check in result.checks if check.verdict == FAIL] == failed
     assert result.passes == (not failed)
@@ -378,7 +470,7 @@ def test_a_variant_without_identity_fails() -> None:
 
 @pytest.mark.parametrize("found", [{"identity": {}}, {}, {"identity": None}])
 def test_a_reference_without_identity_compares_nothing_and_fails(found: dict[str, Any]) -> None:
-    result = judge({**found, "variants": {"v": good()}}, ["v"], lambda name: LIMITS, "warn")
+    result = judge({"reference": {"ppl": 80.0}, **found, "variants": {"v": good()}}, ["v"], lambda name: LIMITS, "warn")
     assert result.verdict == FAIL
     assert {c.name for c in result.checks if c.verdict == FAIL} == {f"same_{key}" for key in IDENTITY}
 
@@ -400,7 +492,7 @@ def test_json_is_nested_by_variant_and_check() -> None:
     variant = good()
     put(variant, "max_kld_mean", figure(0.05, 0.02, 0.08))
     variant["identity"]["context"] = 256
-    measurements = {"identity": IDENTITY, "variants": {"v": variant}}
+    measurements = report({"v": variant})
     result = judge(measurements, ["v", "absent"], lambda name: LIMITS, "warn")
     plain = result.as_json()
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
@@ -432,6 +524,9 @@ def test_json_holds_every_difference() -> None:
             "verdict": FAIL,
             "reason": f"its {key} is not the reference's: expected {expected}, found {other}; run dvc repro",
             "windows_needed": None,
+            "p_value": None,
+            "details": [],
+            "windows": None,
         }
 
 

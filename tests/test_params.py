@@ -49,8 +49,8 @@ def test_the_committed_file() -> None:
     assert params.benchmark == Benchmark((128, 512, 2048), 64, 7, "auto", 0, "auto")
     assert params.variants["gguf-q4_k_m"] == Variant(format="gguf", scheme="q4_k_m")
     assert params.gate.inconclusive == "fail"
-    assert params.gate.limits_of("gguf-bf16") == Limits(0.04, 0.06, 0.83)
-    assert params.gate.limits_of("gguf-q4_0") == Limits(0.20, 0.25, 0.70)
+    assert params.gate.limits_of("gguf-bf16") == Limits(0.04, 0.06, 0.83, 0.002)
+    assert params.gate.limits_of("gguf-q4_0") == Limits(0.20, 0.25, 0.70, 0.002)
     assert set(params.gate.limits) - {"default"} <= set(params.variants)
 
 
@@ -174,6 +174,16 @@ def put(where: str, value: object) -> Change:
             True,
             "gate.limits.default.max_kld_mean must be a number or null, found True",
         ),
+        (
+            "gate.limits.default.max_slowdown",
+            "10%",
+            "gate.limits.default.max_slowdown must be a number or null, found '10%'",
+        ),
+        (
+            "gate.limits.default.max_regression",
+            float("nan"),
+            "gate.limits.default.max_regression must be a number or null, found nan",
+        ),
     ],
 )
 def test_a_value_of_another_type_is_refused(where: str, value: object, message: str, tmp_path: Path) -> None:
@@ -199,6 +209,13 @@ def test_a_value_of_another_type_is_refused(where: str, value: object, message: 
         ("gate.limits.default.min_same_top", 1.01, "min_same_top is a share from 0 to 1, found 1.01."),
         ("gate.limits.default.min_same_top", 95, "min_same_top is a share from 0 to 1, found 95."),
         ("gate.limits.default.min_same_top", -0.1, "min_same_top is a share from 0 to 1, found -0.1."),
+        ("gate.limits.default.max_regression", -0.001, "max_regression is how much loss may grow, 0 or more nats per"),
+        (
+            "gate.limits.gguf-q4_0",
+            {"max_slowdown": 0},
+            "max_slowdown is a share above 0 (0.1: a tenth more time), foun",
+        ),
+        ("gate.limits.default.max_slowdown", -0.1, "max_slowdown is a share above 0 (0.1: a tenth more time), found -"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused(where: str, value: object, message: str, tmp_path: Path) -> None:
@@ -210,6 +227,19 @@ def test_a_value_that_makes_no_sense_is_refused(where: str, value: object, messa
 def test_a_share_from_0_to_1_is_a_limit(share: float | None, tmp_path: Path) -> None:
     params = load_changed(tmp_path, put("gate.limits.default.min_same_top", share))
     assert params.gate.limits["default"].min_same_top == share
+
+
+def test_limits_against_the_baseline_are_off_unless_set(tmp_path: Path) -> None:
+    limits = load_changed(tmp_path, lambda raw: None).gate.limits_of("gguf-q4_0")
+    assert (limits.max_regression, limits.max_slowdown) == (None, None)
+
+    def change(raw: dict[str, Any]) -> None:
+        raw["gate"]["limits"]["default"] |= {"max_regression": 0, "max_slowdown": 0.1}
+        raw["gate"]["limits"]["gguf-q4_0"] = {"max_slowdown": 1}
+
+    gate = load_changed(tmp_path, change).gate
+    assert gate.limits_of("other") == Limits(None, 0.1, None, 0.0, 0.1)
+    assert gate.limits_of("gguf-q4_0") == Limits(None, 0.1, None, 0.0, 1.0)
 
 
 def test_each_variant_asks_for_a_scheme_or_a_file(tmp_path: Path) -> None:
