@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.gate import FAIL, INCONCLUSIVE, PASS, Result
+from pipeline.checks.verdicts import FAIL, INCONCLUSIVE, PASS
 from pipeline.report.measurements import timed_figures
 from pipeline.report.pareto import change, unmeasured
 from pipeline.report.speeds import (
@@ -30,14 +30,15 @@ from pipeline.report.text import decimals, effective, megabytes, parity, ranged,
 COLORS = {PASS: "green", FAIL: "red", INCONCLUSIVE: "yellow"}
 
 
-def _table(*columns: str, right: Sequence[str] = ()) -> Table:
+def new_table(*columns: str, right: Sequence[str] = ()) -> Table:
+    """A table without lines; cells that are too long go on below."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return table
 
 
-def _row(table: Table, *cells: str | Text) -> None:
+def add_row(table: Table, *cells: str | Text) -> None:
     """A row of plain text: names may hold brackets, which rich would read as markup."""
     table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in cells))
 
@@ -50,13 +51,15 @@ def _print(*parts: Any) -> None:
 
 def inspection(found: Mapping[str, Any]) -> None:
     shape = found["architecture"]
-    facts = _table("", "")
+    facts = new_table("", "")
     facts.show_header = False
-    _row(facts, "checkpoint", found["checkpoint"])
-    _row(facts, "weights", f"{found['weights']:,} in {found['tensors']} tensors ({', '.join(found['dtypes'])})")
+    add_row(facts, "checkpoint", found["checkpoint"])
+    add_row(facts, "weights", f"{found['weights']:,} in {found['tensors']} tensors ({', '.join(found['dtypes'])})")
     for key, value in shape.items():
-        _row(facts, key, {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value))
-    weights = _table("scheme", "tensors, MB", "bits/weight", "effective types", right=("tensors, MB", "bits/weight"))
+        add_row(
+            facts, key, {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+        )
+    weights = new_table("scheme", "tensors, MB", "bits/weight", "effective types", right=("tensors, MB", "bits/weight"))
     refused: dict[str, list[str]] = {}  # by reason, which names the scheme first
     for format_name, rows in groupby(found["schemes"].items(), key=lambda row: row[0].partition("/")[0]):
         if weights.row_count:
@@ -65,17 +68,17 @@ def inspection(found: Mapping[str, Any]) -> None:
             if reason := scheme.get("refused"):
                 bare = name.removeprefix(f"{format_name}/")
                 refused.setdefault(reason.removeprefix(bare).strip(), []).append(name)
-                _row(weights, name, "-", "-", Text("refused", "yellow"))
+                add_row(weights, name, "-", "-", Text("refused", "yellow"))
                 continue
             size, types = megabytes(scheme["tensor_bytes"]), effective(scheme["effective_types"])
-            _row(weights, name, size, f"{scheme['bits_per_weight']:.2f}", types)
+            add_row(weights, name, size, f"{scheme['bits_per_weight']:.2f}", types)
     _print(facts, "", weights)
     for reason, names in refused.items():
         _print("", f"[yellow]refused[/yellow] {', '.join(names)}: {escape(reason)}")
     if found["plan"]:
-        plan = _table("role", "layers", "shape", "type", "why")
+        plan = new_table("role", "layers", "shape", "type", "why")
         for row in found["plan"]:
-            _row(plan, row["role"], row["layers"], " x ".join(map(str, row["shape"])), row["type"], row["reason"])
+            add_row(plan, row["role"], row["layers"], " x ".join(map(str, row["shape"])), row["type"], row["reason"])
         _print("", plan)
     for problem in found["problems"]:
         _print("", f"[red]problem[/red] {escape(problem)}")
@@ -83,36 +86,50 @@ def inspection(found: Mapping[str, Any]) -> None:
 
 def schemes(listed: Sequence[Mapping[str, Any]]) -> None:
     for format_name, rows in groupby(listed, key=lambda row: row["format"]):
-        table = _table("format", "scheme", "bits/weight", right=("bits/weight",))
+        table = new_table("format", "scheme", "bits/weight", right=("bits/weight",))
         where = ""
         for row in rows:
-            _row(table, format_name, row["scheme"], f"{row['bits_per_weight']:.2f}")
+            add_row(table, format_name, row["scheme"], f"{row['bits_per_weight']:.2f}")
             where = row["runs_on"]
         _print(f"[bold]{format_name}[/bold] runs on {where}", table, "")
     _print("Nominal bits: `quantgate inspect CHECKPOINT` shows what a checkpoint really gets.")
 
 
-def quality(name: str, found: Mapping[str, Any]) -> None:
-    table = _table("", "")
+def quality(name: str, found: Mapping[str, Any], brackets: str = "95 % intervals over windows") -> None:
+    table = new_table("", "")
     table.show_header = False
-    _row(table, "perplexity", ranged({"value": found["ppl"], **found["ppl_interval"]}, 4))
-    _row(table, "reference", f"{found['reference_ppl']:.4f}")
-    _row(table, "change", change(found).removeprefix("perplexity "))
+    add_row(table, "perplexity", ranged({"value": found["ppl"], **found["ppl_interval"]}, 4))
+    add_row(table, "reference", f"{found['reference_ppl']:.4f}")
+    add_row(table, "change", change(found).removeprefix("perplexity "))
     kld = found["kld"]
-    _row(
+    add_row(
         table, "KL, nats/token", ranged({"value": kld["mean"], **found["kld_interval"]["mean"]}, decimals(kld["mean"]))
     )
-    _row(table, "  median, p99, max", f"{kld['median']:.5f}, {kld['p99']:.5f}, {kld['max']:.5f}")
+    add_row(table, "  median, p99, max", f"{kld['median']:.5f}, {kld['p99']:.5f}, {kld['max']:.5f}")
     same = {"value": found["same_top"], **found["same_top_interval"]}
-    _row(table, "same top-1", ranged({key: share and share * 100 for key, share in same.items()}, 2) + " %")
-    _row(table, "bits per byte", f"{found['bits_per_byte']:.4f}")
-    _row(table, "scored", f"{found['scored_tokens']} tokens in {found['windows']} windows")
-    _row(table, "by", f"{found['engine']['name']} ({found['engine']['version']})")
+    add_row(table, "same top-1", ranged({key: share and share * 100 for key, share in same.items()}, 2) + " %")
+    add_row(table, "bits per byte", f"{found['bits_per_byte']:.4f}")
+    add_row(table, "scored", f"{found['scored_tokens']} tokens in {found['windows']} windows")
+    add_row(table, "by", f"{found['engine']['name']} ({found['engine']['version']})")
     if found["parity"]:
-        _row(table, "checked", f"against {parity(found['parity'])}")
+        add_row(table, "checked", f"against {parity(found['parity'])}")
     for label, text in _reply(found["reply"]):
-        _row(table, label, text)
-    _print(f"[bold]{escape(name)}[/bold] (brackets: 95 % intervals over windows)", table)
+        add_row(table, label, text)
+    _print(f"[bold]{escape(name)}[/bold] (brackets: {brackets})", table)
+
+
+def sequential(name: str, found: Mapping[str, Any]) -> None:
+    """What was asked, found and decided, under the figures."""
+    stop = found["sequential"]
+    quality(name, found, "95 % intervals over windows, valid at any stop")
+    table = new_table("limit", "found", "verdict")
+    for limit, check in stop["checks"].items():
+        level = "" if check["confidence"] == stop["confidence"] else f" at {100 * check['confidence']:.1f} %"
+        verdict = check["verdict"]
+        add_row(table, f"{limit} {check['limit']:g}", ranged(check, 4) + level, Text(verdict, COLORS[verdict]))
+    verdict, used, held = stop["verdict"], stop["windows_used"], stop["windows_of_corpus"]
+    ends = "Undecided" if verdict == INCONCLUSIVE else f"Decided, [{COLORS[verdict]}]{verdict}[/],"
+    _print("", table, "", f"{ends} after {used} of {held} windows.")
 
 
 def _reply(reply: Mapping[str, Any] | None) -> list[tuple[str, str]]:
@@ -127,37 +144,23 @@ def _reply(reply: Mapping[str, Any] | None) -> list[tuple[str, str]]:
 
 def speed(found: Mapping[str, Any]) -> None:
     variants = {name: timed_figures(timed) for name, timed in found["variants"].items()}
-    rates = _table("artifact", "task", "tokens/s", "", "rounds", right=("tokens/s", "rounds"))
-    memory = _table("artifact", *COSTS, right=COSTS)
+    rates = new_table("artifact", "task", "tokens/s", "", "rounds", right=("tokens/s", "rounds"))
+    memory = new_table("artifact", *COSTS, right=COSTS)
     for name, variant in variants.items():
         for task, figures in tasks_of(variant):
-            _row(rates, name, task, ranged(figures, 1), marks(variant, figures), str(figures["rounds"]))
+            add_row(rates, name, task, ranged(figures, 1), marks(variant, figures), str(figures["rounds"]))
         for task in variant["not_measured"]:
-            _row(rates, name, task, not_measured(variant))
+            add_row(rates, name, task, not_measured(variant))
         if unmeasured(variant) is None:  # else a note says it of speed and memory
-            _row(memory, name, *costs(variant))
+            add_row(memory, name, *costs(variant))
     is_timed = any(True for variant in variants.values() for _ in tasks_of(variant))
     intervals = ", medians with 95 % intervals" if is_timed else ""
     notes = [f"{found['machine']['cpu']}{intervals}", *rate_notes(variants)]
     _print(rates, "", *map(escape, notes))
     if memory.row_count:
         _print("", memory, "", *map(escape, cost_notes(variants)))
-    placed = _table("artifact", *(f"operations of {task}" for task in PLACED))
+    placed = new_table("artifact", *(f"operations of {task}" for task in PLACED))
     for name, cells in placements(variants).items():
-        _row(placed, name, *cells)
+        add_row(placed, name, *cells)
     if placed.row_count:
         _print("", placed)
-
-
-def gate(result: Result) -> None:
-    table = _table("variant", "limit", "found", "verdict")
-    for check in result.checks:
-        limit = check.name if check.limit is None else f"{check.name} {check.limit:g}"
-        found = "-" if check.value is None else ranged({"value": check.value, "low": check.low, "high": check.high}, 4)
-        _row(table, check.variant, limit, found, Text(check.verdict, COLORS[check.verdict]))
-    _print(table)
-    for check in result.checks:
-        if check.verdict != PASS:
-            _print(f"[{COLORS[check.verdict]}]{check.verdict}[/] {check.variant}, {check.name}: {escape(check.reason)}")
-    passes = "passes" if result.passes else "fails"
-    _print("", f"The gate {passes}." if result.verdict in {PASS, FAIL} else f"The gate {passes}: {result.verdict}.")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+from click.testing import CliRunner
 from commands import refused, run, succeeded
-from figures import IDENTITY
+from figures import coreml_variant, hand_made
 
 from pipeline.console import BAD_INPUT, GATE_FAILED
 
@@ -31,16 +34,12 @@ gate:
 
 
 def project(folder: Path, high: float, params: str = PARAMS) -> None:
-    a = {
-        "format": "gguf",
-        "scheme": "q8_0",
-        "ln_ppl_ratio": {"value": high - 0.01, "low": high - 0.02, "high": high},
-        "windows": 40,
-        "identity": IDENTITY,
-    }
+    ratio = {"value": high - 0.01, "low": high - 0.02, "high": high}
+    a = coreml_variant(5, 0.01, 0.01) | {"format": "gguf", "scheme": "q8_0", "ln_ppl_ratio": ratio}
     (folder / "params.yaml").write_text(params)
     (folder / "reports").mkdir()
-    (folder / "reports" / "measurements.json").write_text(json.dumps({"identity": IDENTITY, "variants": {"a": a}}))
+    measurements = hand_made() | {"variants": {"a": a}}
+    (folder / "reports" / "measurements.json").write_text(json.dumps(measurements))
 
 
 @pytest.mark.parametrize(("high", "code", "verdict"), [(0.03, 0, "pass"), (0.05, 1, "inconclusive"), (0.07, 1, "fail")])
@@ -52,8 +51,12 @@ def test_the_gate_exits_by_its_verdict(
     result = run("gate")
     assert result.exit_code == code
     assert GATE_FAILED == 1
-    ends = {"pass": "The gate passes.", "fail": "The gate fails.", "inconclusive": "The gate fails: inconclusive."}
-    assert result.stdout.splitlines()[-1] == ends[verdict]
+    says = {
+        "pass": "The gate passes: 1 check of 1 variant.",
+        "fail": "The gate fails: of 1 check of 1 variant 1 fails.",
+        "inconclusive": "The gate fails: of 1 check of 1 variant 1 is inconclusive.",
+    }
+    assert says[verdict] in result.stdout.splitlines()
     assert max(len(line) for line in result.stdout.splitlines()) <= 80
     found = json.loads((tmp_path / "reports" / "gate.json").read_text())
     assert (found["verdict"], found["passes"]) == (verdict, code == 0)
@@ -84,7 +87,109 @@ def test_the_gate_fails_on_a_variant_that_was_not_measured(tmp_path: Path, monke
 def test_what_is_inconclusive_may_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     project(tmp_path, 0.05, PARAMS.replace("inconclusive: fail", "inconclusive: warn"))
-    assert succeeded("gate").stdout.splitlines()[-1] == "The gate passes: inconclusive."
+    shown = succeeded("gate").stdout.replace("\n", " ")
+    assert "The gate passes, with reservations: of 1 check of 1 variant 1 is inconclusive." in shown
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "null", '"0.01"'])
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("ln_ppl_ratio", "fail a, max_ln_ppl_ratio: the number is missing: run dvc repro"),
+        ("ppl", "fail a, numbers: missing or not finite: ppl.value: run dvc repro"),
+    ],
+)
+def test_a_report_with_a_number_missing_fails_and_names_it(
+    key: str, said: str, number: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    project(tmp_path, 0.03)
+    report = tmp_path / "reports" / "measurements.json"
+    text = re.sub(rf'("{key}": {{"value": )[-.0-9e]+', rf"\g<1>{number}", report.read_text())
+    report.write_text(text)
+    result = run("gate")
+    assert result.exit_code == GATE_FAILED
+    assert said in result.stdout
+    assert json.loads((tmp_path / "reports" / "gate.json").read_text())["verdict"] == "fail"
+
+
+def test_the_stage_and_the_command_write_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stages import gate as stage
+
+    monkeypatch.chdir(tmp_path)
+    project(tmp_path, 0.07)
+    assert run("gate").exit_code == GATE_FAILED
+    by_command = (tmp_path / "reports" / "gate.json").read_bytes()
+    (tmp_path / "reports" / "gate.json").unlink()
+    result = CliRunner().invoke(stage.main, [])
+    assert result.exit_code == 0  # a failing stage would lose a `dvc exp`
+    assert (tmp_path / "reports" / "gate.json").read_bytes() == by_command
+
+
+# Files and GitHub
+
+
+def test_files_are_written_beside_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    project(tmp_path, 0.07)
+    result = run("gate", "--markdown", "gate.md", "--junit", "out/gate.xml")
+    assert result.exit_code == GATE_FAILED
+    assert "fail a, max_ln_ppl_ratio" in result.stdout
+    assert (tmp_path / "gate.md").read_text().startswith("## The gate fails: of 1 check of 1 variant 1 fails.\n")
+    suites = ElementTree.parse(tmp_path / "out" / "gate.xml").getroot()
+    assert (suites.get("tests"), suites.get("failures")) == ("1", "1")
+
+
+@pytest.mark.parametrize(("option", "start"), [("--markdown", "## The gate"), ("--junit", "<?xml ")])
+@pytest.mark.parametrize(("high", "code"), [(0.03, 0), (0.07, 1)])
+def test_standard_output_holds_the_file_alone(
+    option: str, start: str, high: float, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    project(tmp_path, high)
+    result = run("gate", option, "-")
+    assert result.exit_code == code
+    assert result.stdout.startswith(start)
+    assert "::" not in result.stdout
+    assert result.stdout.count("The gate") == (option == "--markdown")  # no table behind it
+    assert "title=quantgate gate::The gate" in result.stderr  # which GitHub reads as well
+    assert json.loads((tmp_path / "reports" / "gate.json").read_text())["passes"] == (code == 0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["params.yaml", "reports"]
+
+
+def test_two_files_cannot_be_standard_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    project(tmp_path, 0.03)
+    assert "--markdown and --junit cannot both go to standard output" in refused(
+        "gate", "--markdown", "-", "--junit", "-"
+    )
+    assert not (tmp_path / "reports" / "gate.json").exists()
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    project(tmp_path, 0.03)
+    assert "params.yaml is not a folder" in refused("gate", "--junit", "params.yaml/gate.xml")
+    assert not (tmp_path / "reports" / "gate.json").exists()
+
+
+def test_github_is_told_where_it_runs_the_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    project(tmp_path, 0.07)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    assert "::error" not in run("gate").output
+    assert not (tmp_path / "summary.md").exists()
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    result = run("gate")
+    assert result.exit_code == GATE_FAILED
+    commands = [line for line in result.stdout.splitlines() if line.startswith("::")]
+    assert [command.split("::")[1] for command in commands] == [
+        "error title=a%3A perplexity%3A fail",
+        "error title=quantgate gate",
+    ]
+    assert (tmp_path / "summary.md").read_text().startswith("## The gate fails")
 
 
 def test_limits_of_no_variant_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
