@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.report import markdown
+from pipeline.report.fronts import SIZE_KLD, fronts
+from pipeline.report.pareto import Pick, picks
 
 IDENTITY = {
     "source": {"name": "tiny", "revision": None, "files": {"model.safetensors": "ab" * 32}},
@@ -150,7 +158,7 @@ def hand_made() -> dict[str, Any]:
         "worse": variant(6_500_000, 0.02, 0.02, 1500.0),
         "small": variant(4_000_000, 0.1, 0.06, 2000.0),
     }
-    return {
+    found = {
         "reference": {
             "ppl": 80.0,
             "engine": {**ENGINE, "name": "transformers", "version": "transformers 5"},
@@ -163,13 +171,45 @@ def hand_made() -> dict[str, Any]:
         "variants": variants,
         "also": {},
     }
+    return with_fronts(found)
+
+
+def klds_of(variants: Mapping[str, Any], windows: int = 40) -> dict[str, NDArray[np.float64]]:
+    """Mean KL of windows that rises and falls with the text alone: what two differ by is the same in each window."""
+    text = np.resize([0.01, -0.01], windows) if windows > 1 else np.zeros(1)
+    return {name: v["kld"]["mean"]["value"] + text for name, v in variants.items()}
+
+
+def with_fronts(measurements: Mapping[str, Any], windows: int = 40) -> dict[str, Any]:
+    """The measurements with the fronts of their variants."""
+    variants = measurements["variants"]
+    return {**measurements, "fronts": fronts(variants, klds_of(variants, windows))}
+
+
+def picks_of(variants: Mapping[str, Any]) -> list[Pick]:
+    return picks(variants, fronts(variants, klds_of(variants))[SIZE_KLD])
+
+
+def rendered(measurements: Mapping[str, Any], names: Sequence[str], windows: int = 40) -> str:
+    """The report of measurements whose variants a test has changed."""
+    return markdown.render(with_fronts(measurements, windows), names)
+
+
+def fronts_in(text: str) -> str:
+    """The report's section on fronts."""
+    return text.partition("\n## Fronts\n")[2].partition("\n## ")[0]
+
+
+def figures_in(text: str) -> str:
+    """The report but for that section, whose table holds standings."""
+    return text.replace(fronts_in(text), "")
 
 
 def rows_of(text: str, name: str) -> list[list[str]]:
-    """Cells of the rows of a variant, bold or not, in each table that has one."""
+    """Cells of the rows of a variant, bold or not, in each table of figures that has one."""
     lines = [
         line
-        for line in text.splitlines()
+        for line in figures_in(text).splitlines()
         if line.startswith((f"| {name} |", f"| **{name}** |")) and line.split(" | ")[0].strip("| *") == name
     ]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]

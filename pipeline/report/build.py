@@ -11,6 +11,7 @@ from typing import Any
 from pipeline import paths
 from pipeline.files import json_text, new_file, write_text
 from pipeline.report import others
+from pipeline.report.fronts import fronts_of
 from pipeline.report.markdown import render
 from pipeline.report.measurements import as_written, gather
 from pipeline.report.pareto import prompt_length
@@ -28,7 +29,7 @@ def build(names: Sequence[str], root: Path = Path(), also: Sequence[Path] = ()) 
     """
     with as_written("what the stages left in artifacts/"):
         measurements = gather(names, root)
-        markdown, table = render(measurements, names), _csv(measurements["variants"])
+        markdown, table = render(measurements, names), _csv(measurements)
     for file in also:
         with as_written(str(file), others.NEXT_STEP):
             measurements["also"] = others.taken(file, measurements, root)
@@ -43,14 +44,18 @@ def build(names: Sequence[str], root: Path = Path(), also: Sequence[Path] = ()) 
     return measurements
 
 
-def _csv(variants: Mapping[str, Any]) -> str:
-    """A line per variant, for `dvc plots`; a speed that is not representative is left out."""
+def _csv(measurements: Mapping[str, Any]) -> str:
+    """A line per variant, for `dvc plots`, with the fronts that it is on; a speed that is not representative is left
+    out.
+    """
+    variants, fronts = measurements["variants"], measurements["fronts"]
     length = prompt_length(variants)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["variant", "size_mb", "kld_mean", "ln_ppl_ratio", "prefill_tokens_per_second"])
+    writer.writerow(["variant", "size_mb", "kld_mean", "ln_ppl_ratio", "prefill_tokens_per_second", "on_fronts"])
     for name, v in variants.items():
         compared = length in v["prefill"] and v["unrepresentative"] is None
         rate = v["prefill"][length]["value"] if compared else ""
-        writer.writerow([name, v["size_bytes"] / 1e6, v["kld"]["mean"]["value"], v["ln_ppl_ratio"]["value"], rate])
+        fields = [v["size_bytes"] / 1e6, v["kld"]["mean"]["value"], v["ln_ppl_ratio"]["value"], rate]
+        writer.writerow([name, *fields, " ".join(fronts_of(name, fronts))])
     return text.getvalue()

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 Point = tuple[float, float]
 GAPS = (9.0, 18.0, 30.0, 45.0)  # between a point and its name, the near ones first
+PULL = 4.0  # a pixel farther from its point counts as that many square pixels of a thin line
 
 
 @dataclass(frozen=True)
@@ -51,30 +52,47 @@ def along(points: Sequence[Point], width: float) -> list[Box]:
     return boxes
 
 
+def upright(lower: Point, upper: Point, width: float) -> Box:
+    """A bar from one point up to the other."""
+    return Box(lower[0] - width / 2, lower[1], upper[0] + width / 2, upper[1])
+
+
 def place(
-    points: Mapping[str, Point], sizes: Mapping[str, Point], taken: Sequence[Box], inside: Box
+    points: Mapping[str, Point],
+    sizes: Mapping[str, Point],
+    taken: Sequence[Box],
+    inside: Box,
+    thin: Sequence[Box] = (),
 ) -> dict[str, Point]:
     """The left lower corner of each name of width and height `sizes`.
 
     The first place that is free is taken, near ones and those right of the point first; where none is, the one that
-    shares least with what is `taken` or lies least out of `inside`. The lowest points choose first.
+    shares least with what is `taken` or lies least out of `inside`. What is `thin` may be crossed rather than a name be
+    far from its point. The lowest points choose first.
     """
     boxes, found = list(taken), {}
     for name in sorted(points, key=lambda n: points[n][::-1]):
-        boxes_of = [Box(x, y, x + sizes[name][0], y + sizes[name][1]) for x, y in _corners(points[name], sizes[name])]
-        costs = [box.area - box.shared(inside) + sum(box.shared(other) for other in boxes) for box in boxes_of]
-        best = boxes_of[costs.index(min(costs))]
+        width, height = sizes[name]
+        tried = [(gap, Box(x, y, x + width, y + height)) for gap, (x, y) in _corners(points[name], sizes[name])]
+        costs = [
+            (
+                box.area - box.shared(inside) + sum(box.shared(other) for other in boxes),
+                sum(box.shared(line) for line in thin) + PULL * gap,
+            )
+            for gap, box in tried
+        ]
+        _, best = tried[costs.index(min(costs))]
         boxes.append(best)
         found[name] = (best.left, best.bottom)
     return found
 
 
-def _corners(point: Point, size: Point) -> Iterator[Point]:
-    """Left lower corners to try: right of the point, left, above and below it, then farther away."""
+def _corners(point: Point, size: Point) -> Iterator[tuple[float, Point]]:
+    """Gaps and left lower corners to try: right of the point, left, above and below it, then farther away."""
     (x, y), (width, height) = point, size
     for gap in GAPS:
         right, left, middle = x + gap, x - gap - width, x - width / 2
         for corner_x in (right, left):
-            yield from ((corner_x, y + shift - height / 2) for shift in (height / 4, height / 2, -height / 4))
-        yield from ((corner_x, y + gap) for corner_x in (middle, right - gap, left + gap))
-        yield from ((corner_x, y - gap - height) for corner_x in (middle, right - gap, left + gap))
+            yield from ((gap, (corner_x, y + shift - height / 2)) for shift in (height / 4, height / 2, -height / 4))
+        for corner_y in (y + gap, y - gap - height):
+            yield from ((gap, (corner_x, corner_y)) for corner_x in (middle, right - gap, left + gap))

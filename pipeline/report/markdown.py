@@ -8,8 +8,10 @@ from typing import Any
 
 from pipeline.metrics.machine import short_id
 from pipeline.report.engines import distinct
+from pipeline.report.front_tables import order_notes, section
+from pipeline.report.fronts import SIZE_KLD, on_front
 from pipeline.report.notes import SHIPS, is_int16, notes
-from pipeline.report.pareto import front, picks, preferred, prompt_length
+from pipeline.report.pareto import picks, preferred, prompt_length
 from pipeline.report.speed_tables import tables
 from pipeline.report.speeds import rate
 from pipeline.report.text import called, decimals, effective, escaped, machine, megabytes, ranged, shortened
@@ -24,11 +26,11 @@ def render(measurements: Mapping[str, Any], names: Sequence[str]) -> str:
     """
     from jinja2 import UndefinedError
 
-    variants = measurements["variants"]
-    on_front, noted = front(variants), notes(variants)
+    variants, fronts = measurements["variants"], measurements["fronts"]
+    marked, noted = on_front(fronts[SIZE_KLD]), notes(variants)
     ordered = sorted((n for n in names if n in variants), key=lambda n: -variants[n]["size_bytes"])
     shown = {name: variants[name] for name in ordered}
-    speeds = tables(shown, on_front)
+    speeds = tables(shown, marked)
     length = prompt_length(variants) or preferred(speeds["lengths"])
     formats = list(dict.fromkeys(v["format"] for v in shown.values()))
     context = {
@@ -39,11 +41,12 @@ def render(measurements: Mapping[str, Any], names: Sequence[str]) -> str:
         "ships": ",\n  ".join(SHIPS[name] for name in SHIPS if name in formats),
         "executed": any(v["engine"]["name"] == REFERENCE_EXECUTOR for v in shown.values()),
         "has_int16": any(is_int16(v) for v in shown.values()),
-        "rows": [_row(n, variants[n], length, speeds["decodes"], n in on_front, noted[n]) for n in ordered],
+        "rows": [_row(n, variants[n], length, speeds["decodes"], n in marked, noted[n]) for n in ordered],
         "speeds": speeds,
         "missing": [n for n in names if n not in variants],
-        "front": on_front,
-        "picks": picks(variants),
+        "fronts": section(shown, fronts),
+        "order_notes": order_notes(shown, fronts),
+        "picks": picks(variants, fronts[SIZE_KLD]),
         "pick_length": length,
         "engines": distinct(variants, "engine"),
         "timing_engines": distinct(variants, "timing_engine"),
@@ -73,11 +76,11 @@ def _row(
     variant: Mapping[str, Any],
     length: str | None,
     decodes: Sequence[str],
-    on_front: bool,
+    marked: bool,
     noted: Sequence[str],
 ) -> dict[str, Any]:
     return {
-        "name": f"**{name}**" if on_front else name,
+        "name": f"**{name}**" if marked else name,
         "format": called(variant["format"]),
         "size": megabytes(variant["size_bytes"]),
         "to_ship": megabytes(variant["folder_bytes"]),

@@ -7,10 +7,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pipeline import paths
 from pipeline.chat import load_chat
 from pipeline.errors import MeasurementError
 from pipeline.files import read_object
+from pipeline.metrics.pairs import by_window
+from pipeline.metrics.stored import AGAIN, load
+from pipeline.report.fronts import fronts
 
 KLD = ("mean", "median", "p99", "p99_9")
 MEMORY = ("peak_memory_bytes", "memory_by", "kv_bytes")
@@ -19,7 +25,6 @@ UNTIMED: Mapping[str, Any] = {
     **dict.fromkeys(("engine", "unrepresentative", "placement", *MEMORY)),
 }
 """What speed.json says of a variant that it does not hold."""
-AGAIN = "Run dvc repro; where it finds nothing to do, remove the files of artifacts/ first."
 
 
 def gather(variants: Iterable[str], root: Path = Path()) -> dict[str, Any]:
@@ -28,12 +33,14 @@ def gather(variants: Iterable[str], root: Path = Path()) -> dict[str, Any]:
     A variant without a quality file is left out: the report says so, the gate fails on it.
 
     Raises:
-        MeasurementError: figures that do not belong together: of another artifact, corpus or checkpoint.
+        MeasurementError: figures that do not belong together: of another artifact, corpus or checkpoint; a variant
+            without its scores per token, which variants are compared with each other by.
     """
     reference = read_object(root / paths.REFERENCE / "meta.json")
     speed = read_object(root / paths.SPEED)
     identity = {key: value for key, value in reference.items() if key != "engine"}
     measured: dict[str, Any] = {}
+    klds: dict[str, NDArray[np.float64]] = {}
     reference_ppl = None
     for name in variants:
         if (root / paths.quality(name)).exists() and (root / paths.variant(name)).exists():
@@ -43,7 +50,10 @@ def gather(variants: Iterable[str], root: Path = Path()) -> dict[str, Any]:
             with as_written(f"artifact.json, quality or speed of {name}"):
                 _check(name, artifact, quality, timed, identity)
                 measured[name] = _variant(artifact, quality, timed)
+                klds[name] = by_window(load(root / paths.scores(name), quality).kld)
             reference_ppl = quality["reference_ppl"]
+    with as_written("size, bits per weight or speed of the variants"):
+        compared = fronts(measured, klds)
     return {
         "reference": {"ppl": reference_ppl, "engine": reference["engine"], "reply": _reference_reply(root)},
         "identity": identity,
@@ -51,6 +61,7 @@ def gather(variants: Iterable[str], root: Path = Path()) -> dict[str, Any]:
         "power_source": speed["power_source"],
         "timing": timing(speed),
         "variants": measured,
+        "fronts": compared,
         "also": {},
     }
 

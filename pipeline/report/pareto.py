@@ -1,14 +1,15 @@
-"""The front and the picks."""
+"""The picks, and what speeds they go by."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.metrics.pairs import faster
 from pipeline.report.text import device as device_name
-from pipeline.report.text import megabytes, percent
+from pipeline.report.text import megabytes, percent, ranged
 
 WITHIN_CLOSE = 0.01  # of the reference's perplexity
 WITHIN_FAST = 0.03
@@ -24,34 +25,41 @@ class Pick:
     why: str
 
 
-def front(variants: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Variants that no other beats in size and mean KL, by point values; the largest first."""
-    points = {name: (v["size_bytes"], v["kld"]["mean"]["value"]) for name, v in variants.items()}
-
-    def dominated(name: str) -> bool:
-        size, kld = points[name]
-        return any(s <= size and k <= kld and (s, k) != (size, kld) for s, k in points.values())
-
-    return sorted((name for name in points if not dominated(name)), key=lambda name: -points[name][0])
-
-
-def picks(variants: Mapping[str, Mapping[str, Any]]) -> list[Pick]:
+def picks(variants: Mapping[str, Mapping[str, Any]], by_kld: Mapping[str, Mapping[str, Any]]) -> list[Pick]:
     """Three answers for someone who wants one variant; where speeds are of several devices, a fastest one on each.
 
-    'Within' means the whole 95 % interval is.
+    'Within' means the whole 95 % interval is. `by_kld` is the front of size and KL in measurements.json, which knows
+    whose KL is not told apart.
     """
-    close = [name for name, v in variants.items() if _within(v, WITHIN_CLOSE)]
-    smallest = min(close, key=lambda name: variants[name]["size_bytes"], default=None)
-    of_all = min(variants, key=lambda name: variants[name]["size_bytes"], default=None)
+    smallest = min((n for n, v in variants.items() if _within(v, WITHIN_CLOSE)), key=_by_size(variants), default=None)
+    of_all = min(variants, key=_by_size(variants), default=None)
     return [
         Pick(
             f"smallest within {percent(WITHIN_CLOSE)} of the reference's perplexity",
             smallest,
-            _weighs(variants[smallest]) if smallest else f"no variant is surely within {percent(WITHIN_CLOSE)}",
+            _close(smallest, variants, by_kld) if smallest else f"no variant is surely within {percent(WITHIN_CLOSE)}",
         ),
         *_fastest(variants),
         Pick("smallest of all", of_all, _weighs(variants[of_all]) if of_all else "nothing was measured"),
     ]
+
+
+def _by_size(variants: Mapping[str, Mapping[str, Any]]) -> Callable[[str], tuple[Any, ...]]:
+    """The smallest first, of equal ones the nearest: whatever the order of the variants."""
+    return lambda name: (variants[name]["size_bytes"], variants[name]["kld"]["mean"]["value"], name)
+
+
+def _close(name: str, variants: Mapping[str, Mapping[str, Any]], by_kld: Mapping[str, Mapping[str, Any]]) -> str:
+    """What it weighs, what is known of the smaller ones, and whose KL is the same as far as is known."""
+    smaller = [n for n, v in variants.items() if v["size_bytes"] < variants[name]["size_bytes"]]
+    doubted = [n for n in smaller if variants[n]["ln_ppl_ratio"]["low"] <= math.log1p(WITHIN_CLOSE)]
+    why = _weighs(variants[name])
+    if doubted:
+        why += f"; smaller, and neither surely within nor beyond: {', '.join(doubted)}"
+    elif smaller:
+        why += "; all smaller ones are surely beyond"
+    alike = [n for n in variants if n in by_kld[name]["ties"]]
+    return f"{why}; KL not told apart from {', '.join(alike)}" if alike else why
 
 
 def _weighs(variant: Mapping[str, Any]) -> str:
@@ -62,7 +70,12 @@ def _weighs(variant: Mapping[str, Any]) -> str:
         if size == folder
         else f"{megabytes(size)} MB of weights, {megabytes(folder)} MB to ship"
     )
-    return f"{weighs}; {change(variant)}"
+    return f"{weighs}; {change(variant)}{_over(variant)}"
+
+
+def _over(variant: Mapping[str, Any]) -> str:
+    """What the interval of `change` is."""
+    return "" if variant["ln_ppl_ratio"]["low"] is None else f", the paired interval of {variant['windows']} windows"
 
 
 def _fastest(variants: Mapping[str, Mapping[str, Any]]) -> list[Pick]:
@@ -77,10 +90,13 @@ def _fastest(variants: Mapping[str, Mapping[str, Any]]) -> list[Pick]:
     devices = sorted({v["timing_engine"]["device"] for v in near.values()})
     for device in devices:
         rates = {name: v["prefill"][length] for name, v in near.items() if v["timing_engine"]["device"] == device}
-        best = max(rates, key=lambda n: rates[n]["value"])
-        alike = [name for name in rates if name != best and _overlap(rates[name], rates[best])]
-        why = f"{rates[best]['value']:.0f} tokens/s at {length} tokens; {change(near[best])}"
-        why += f"; not told apart from {', '.join(alike)}" if alike else ""
+        best = min(rates, key=lambda n: (-rates[n]["value"], near[n]["size_bytes"], n))
+        others = [name for name in rates if name != best]
+        alike = [name for name in others if not faster(rates[best], rates[name])]
+        why = f"{ranged(rates[best], 0)} tokens/s at {length} tokens, the median of {rates[best]['rounds']} rounds; "
+        why += change(near[best]) + _over(near[best])
+        if others:
+            why += f"; not told apart from {', '.join(alike)}" if alike else "; surely faster than all others within"
         found.append(Pick(f"{question}, on {device_name(device)}" if len(devices) > 1 else question, best, why))
     return found
 
@@ -118,12 +134,6 @@ def unmeasurable(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, list[st
         if (reason := unmeasured(v)) is not None:
             found.setdefault(reason, []).append(name)
     return found
-
-
-def _overlap(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Whether two intervals share a point; unbounded ones do."""
-    ends = (a["low"], a["high"], b["low"], b["high"])
-    return None in ends or (a["low"] <= b["high"] and b["low"] <= a["high"])
 
 
 def prompt_length(variants: Mapping[str, Mapping[str, Any]]) -> str | None:

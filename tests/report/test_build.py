@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from figures import ENGINE, IDENTITY, MACHINE, PARITY, TIMING, TIMING_ENGINE, UNREPRESENTATIVE, rows_of
-from left import FILES, edit, leave
+from left import FILES, PPL, edit, leave, write_scores
 from mutations import GONE, changed, outcome
 
 from pipeline import paths
@@ -39,7 +41,7 @@ def test_measurements_hold_no_lists(tmp_path: Path) -> None:
     a = found["variants"]["a"]
     assert a["kld"]["mean"] == {"value": 0.1, "low": 0.05, "high": 0.2}
     assert a["kld"]["max"] == {"value": 2.0}
-    assert a["ppl"] == {"value": 81.0, "low": 75.0, "high": 88.0}
+    assert a["ppl"] == {"value": PPL, "low": 75.0, "high": 88.0}
     assert a["same_top"] == {"value": 0.9, "low": 0.88, "high": 0.92}
     assert a["effective_types"] == {"Q4_0": 900, "F32": 100}
     rates = {"value": 256.0, "low": 256.0, "high": 256.0, "rounds": 7, "disturbed_rounds": 1}
@@ -59,9 +61,57 @@ def test_measurements_hold_no_lists(tmp_path: Path) -> None:
     assert (a["engine"], a["timing_engine"], a["identity"]) == (ENGINE, TIMING_ENGINE, IDENTITY)
     assert (found["machine"], found["power_source"]) == (MACHINE, "mains")  # as speed.json says: no machine.json here
     assert found["timing"] == {**TIMING, "order": "interleaved"}  # prompt_lengths and visits are lists
-    assert found.keys() == {"reference", "identity", "machine", "power_source", "timing", "variants", "also"}
+    assert found.keys() == {"reference", "identity", "machine", "power_source", "timing", "variants", "fronts", "also"}
     assert found["also"] == {}
     assert "artifact" not in a
+
+
+def test_fronts_are_of_the_scores_per_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.report.build.draw", lambda measurements, path: path.write_bytes(b"picture"))
+    leave(tmp_path, ["a", "b", "c"])
+    text = np.resize([0.5, 1.5], 40)
+    for name, klds in (("a", text), ("b", text + 0.25), ("c", text + np.repeat([0.25, -0.25], 20))):
+        write_scores(tmp_path, name, klds=klds)
+    found = gather(["a", "b", "c"], tmp_path)["fronts"]
+    assert (found["windows"], found["prompt_length"]) == (40, "128")
+    shared = {"value": 0.25, "low": 0.25, "high": 0.25}
+    assert found["size_kld"]["b"] == {
+        "on_front": False,
+        "beaten_by": {"a": {"kld_difference": shared}},
+        "ties": {},
+    }
+    own = found["size_kld"]["c"]["ties"]["a"]["kld_difference"]
+    half = 2.0226909 * 0.25 * math.sqrt(40 / 39) / math.sqrt(40)  # t of 39 degrees of freedom
+    assert own == pytest.approx({"value": 0.0, "low": -half, "high": half}, rel=1e-6)
+    assert (found["size_kld"]["a"]["on_front"], found["size_kld"]["c"]["on_front"]) == (True, True)
+    assert found["size_prefill"].keys() == found["size_kld_prefill"].keys() == {"gpu"}
+    assert [*found["size_prefill"]["gpu"]["a"]["ties"]] == ["c", "b"]
+    build(["a", "b", "c"], tmp_path)
+    text_of = (tmp_path / paths.PARETO_MD).read_text()
+    assert [rows_of(text_of, name)[0][0] for name in "abc"] == ["**a**", "b", "**c**"]
+    all_of_speed = "size_prefill size_kld_prefill"
+    assert [row["on_fronts"] for row in csv_rows(tmp_path)] == [
+        *(f"size_kld {all_of_speed}", all_of_speed, f"size_kld {all_of_speed}")
+    ]
+    assert json.loads((tmp_path / paths.MEASUREMENTS).read_text())["fronts"] == found
+
+
+def test_a_variant_without_its_scores_is_refused(tmp_path: Path) -> None:
+    leave(tmp_path, ["a", "b"])
+    file = tmp_path / paths.scores("b")
+    whole = file.read_bytes()
+    file.unlink()
+    said = f"{file} cannot be read: No such file or directory. Check the path. Run dvc repro; where it finds nothing to"
+    with pytest.raises(MeasurementError, match=re.escape(said)):
+        gather(["a", "b"], tmp_path)
+    file.write_bytes(whole[:-100])
+    with pytest.raises(MeasurementError, match=re.escape(f"{file} holds no scores per token, or is broken (")):
+        gather(["a", "b"], tmp_path)
+    file.write_bytes(whole)
+    edit(tmp_path / paths.quality("b"), lambda quality: quality["kld"].update(mean=0.2))
+    with pytest.raises(MeasurementError, match=re.escape(f"{file} is of another run than the quality file beside it")):
+        gather(["a", "b"], tmp_path)
+    assert [*gather(["a"], tmp_path)["variants"]] == ["a"]  # only of what is asked for
 
 
 def test_replies_are_measurements(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from pipeline.report.labels import Box, along, around, place
+from pipeline.report.labels import Box, along, around, place, upright
 
 INSIDE = Box(0.0, 0.0, 900.0, 600.0)
 SIZE = (90.0, 16.0)
@@ -58,3 +58,18 @@ def test_where_no_place_is_free_the_one_that_shares_least_is_taken() -> None:
     half = Box(0.0, 0.0, 900.0, 95.0)
     ((_, y),) = place({"a": (100.0, 60.0)}, {"a": SIZE}, [half, Box(0.0, 95.0, 900.0, 600.0), half], INSIDE).values()
     assert y >= 95.0  # twice taken is worse than once
+
+
+def test_a_bar_is_a_box() -> None:
+    assert upright((5.0, 1.0), (5.0, 9.0), 2.0) == Box(4.0, 1.0, 6.0, 9.0)
+
+
+def test_a_thin_line_is_avoided_but_not_at_the_price_of_a_far_place() -> None:
+    points, sizes = {"a": (400.0, 300.0)}, {"a": SIZE}
+    right = [upright((x, 200.0), (x, 400.0), 2.0) for x in (450.0, 460.0)]
+    ((x, _),) = place(points, sizes, [], INSIDE, right).values()
+    assert x + SIZE[0] == 400.0 - 9.0  # as near on the other side
+    around_it = [upright((x, 0.0), (x, 600.0), 2.0) for x in (340.0, 400.0, 430.0)]  # free beyond
+    assert place(points, sizes, [], INSIDE, around_it) == {"a": (409.0, 296.0)}
+    ((_, y),) = place(points, sizes, [Box(405.0, 290.0, 900.0, 310.0)], INSIDE, around_it).values()
+    assert y == 296.0  # left of it, over a line; not over what is taken

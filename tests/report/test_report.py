@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import struct
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,23 +15,29 @@ from figures import (
     UNREPRESENTATIVE,
     costs,
     figure,
+    figures_in,
     mlx_variant,
     rate,
     row_of,
     rows_of,
     variant,
 )
+from figures import rendered as render
 
-from pipeline.report.markdown import render
 from pipeline.report.pareto import change
-from pipeline.report.plots import DPI, HEIGHT, WIDTH, draw
 from pipeline.report.text import decimals, effective, megabytes, percent, ranged
 
 
 def headers_of(text: str) -> list[list[str]]:
     """Of the tables of all variants, of rates and of what they cost."""
-    lines = [line for line in text.splitlines() if line.startswith("| variant |")]
+    lines = [line for line in figures_in(text).splitlines() if line.startswith("| variant |")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def order_of(text: str) -> list[str]:
+    """Variants of the rows of all tables of figures, of which all are on the front but "worse"."""
+    lines = [line for line in figures_in(text).splitlines() if line.startswith(("| **", "| worse"))]
+    return [line.split("|")[1].strip(" *") for line in lines]
 
 
 # Markdown
@@ -63,7 +67,9 @@ def test_the_table_holds_every_figure(measurements: dict[str, Any]) -> None:
     assert costs == ["**small**", "0.25", "1.50", "123.4", "6.3"]
     assert row_of(text, "worse")[0] == "worse"  # not on the front
     assert "| reference, float32 | | F32 | 100 % | 80.00 | |" in text
-    order = [line.split("|")[1].strip(" *") for line in text.splitlines() if line.startswith(("| **", "| worse"))]
+    order = [
+        line.split("|")[1].strip(" *") for line in figures_in(text).splitlines() if line.startswith(("| **", "| worse"))
+    ]
     assert order == ["big", "worse", "middle", "small"] * 4
     for line in text.splitlines()[text.splitlines().index("## Speed and memory") :]:
         assert len(line) <= 100 or not line.startswith("|")  # both tables fit a page
@@ -98,7 +104,7 @@ def test_every_row_of_a_measured_variant_is_as_long_as_the_header(measurements: 
     for name in measurements["variants"]:
         assert [len(row) for row in rows_of(text, name)] == lengths
     assert len(row_of(text, "reference, float32")) == lengths[1]
-    lines = text.splitlines()
+    lines = figures_in(text).splitlines()
     for at, line in enumerate(lines):  # and each table begins at once with its rule, its rows without a gap
         if line.startswith("| variant |"):
             assert lines[at + 1].startswith("|---|")
@@ -184,14 +190,12 @@ def test_one_window_has_no_brackets(measurements: dict[str, Any]) -> None:
     assert (in_all[4:6], types[3:5]) == (["0.00100", "+0.0010"], ["90.0 %", "80.50"])
 
 
-def test_nothing_measured_at_all_is_a_report_too(measurements: dict[str, Any], tmp_path: Path) -> None:
+def test_nothing_measured_at_all_is_a_report_too(measurements: dict[str, Any]) -> None:
     measurements["variants"] = {}
     measurements["reference"]["ppl"] = None
     text = render(measurements, ["a", "b"])
     assert row_of(text, "a")[1] == row_of(text, "b")[1] == "not measured"
     assert "| smallest of all | none | nothing was measured |" in text
-    draw(measurements, tmp_path / "a.png")
-    assert size_of(tmp_path / "a.png") == (WIDTH * DPI, HEIGHT * DPI)
 
 
 def test_a_revision_is_named(measurements: dict[str, Any]) -> None:
@@ -267,14 +271,6 @@ def test_what_sets_a_variant_apart_is_beside_its_types(measurements: dict[str, A
 # Two formats
 
 
-@pytest.fixture
-def two(measurements: dict[str, Any]) -> dict[str, Any]:
-    """GGUF's four variants, and two of MLX where nobody would run it."""
-    one = mlx_variant(5_000_000, 0.05, 0.03, scheme="int8", tensors_sha256=f"{8_000_000:064x}")
-    measurements["variants"] |= {"mlx-a": one, "mlx-b": mlx_variant(3_000_000, 0.2, 0.1, parity=None)}
-    return measurements
-
-
 def test_rows_of_two_formats_stand_side_by_side(two: dict[str, Any]) -> None:
     text = render(two, [*two["variants"]])
     in_all, types, rates, costs = rows_of(text, "mlx-a")
@@ -286,7 +282,9 @@ def test_rows_of_two_formats_stand_side_by_side(two: dict[str, Any]) -> None:
     assert costs[1:] == ["not measured"] * 4
     assert rows_of(text, "big")[0][1:4] == ["GGUF", "8.0", "8.0"]
     assert rows_of(text, "big")[1][2] == "Q4_0 90 %, Q6_K 10 %, F32 <1 %"
-    order = [line.split("|")[1].strip(" *") for line in text.splitlines() if line.startswith(("| **", "| worse"))]
+    order = [
+        line.split("|")[1].strip(" *") for line in figures_in(text).splitlines() if line.startswith(("| **", "| worse"))
+    ]
     assert order[:6] == ["big", "worse", "middle", "mlx-a", "small", "mlx-b"]  # by size, whatever the format
     assert f"\n\n§ Not representative, and so never picked: mlx-a, mlx-b: {UNREPRESENTATIVE}. Medians of 7.\n" in text
     assert "§" not in render(two, ["big", "small"])
@@ -356,54 +354,3 @@ def test_memory_that_was_counted_in_another_way_is_told_apart(two: dict[str, Any
     )
     assert expected in text
     assert rows_of(text, "mlx-a")[3][1:] == ["0.25", "1.50", "123.4", "6.3"]
-
-
-# The picture
-
-
-def size_of(png: Path) -> tuple[float, float]:
-    data = png.read_bytes()
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    assert data[12:16] == b"IHDR"
-    assert data[-8:-4] == b"IEND"
-    return struct.unpack(">II", data[16:24])
-
-
-def test_the_picture_is_a_png_of_its_size(measurements: dict[str, Any], tmp_path: Path) -> None:
-    draw(measurements, tmp_path / "a.png")
-    assert size_of(tmp_path / "a.png") == (1040, 650)
-    draw(measurements, tmp_path / "b.png")
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
-    moved = deepcopy(measurements)
-    moved["variants"]["small"]["size_bytes"] += 1_000_000
-    draw(moved, tmp_path / "c.png")
-    assert (tmp_path / "a.png").read_bytes() != (tmp_path / "c.png").read_bytes()
-
-
-@pytest.mark.parametrize("kld", [0.0, -1e-9])
-@pytest.mark.parametrize("others", [True, False])
-def test_a_divergence_of_nothing_is_drawn(
-    others: bool, kld: float, measurements: dict[str, Any], tmp_path: Path
-) -> None:
-    """A bf16 checkpoint in bf16 may differ by nothing, which a logarithmic axis does not hold."""
-    measurements["variants"]["big"]["kld"]["mean"] = figure(kld, 0.0)
-    if not others:
-        measurements["variants"] = {"big": measurements["variants"]["big"]}
-    draw(measurements, tmp_path / "a.png")
-    assert size_of(tmp_path / "a.png") == (1040, 650)
-
-
-def test_one_window_is_drawn_without_bars(measurements: dict[str, Any], tmp_path: Path) -> None:
-    measurements["variants"]["big"]["kld"]["mean"] = figure(0.001, None)
-    draw(measurements, tmp_path / "a.png")
-    assert size_of(tmp_path / "a.png") == (1040, 650)
-
-
-def test_formats_are_told_apart_in_the_picture(two: dict[str, Any], tmp_path: Path) -> None:
-    draw(two, tmp_path / "two.png")
-    one = deepcopy(two)
-    for name in ("mlx-a", "mlx-b"):
-        one["variants"][name]["format"] = "gguf"
-    draw(one, tmp_path / "one.png")
-    assert size_of(tmp_path / "two.png") == (1040, 650)
-    assert (tmp_path / "two.png").read_bytes() != (tmp_path / "one.png").read_bytes()

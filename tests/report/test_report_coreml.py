@@ -15,14 +15,17 @@ from figures import (
     coreml_variant,
     costs,
     mlx_variant,
+    picks_of,
     rate,
     rows_of,
+    with_fronts,
 )
+from figures import rendered as render
 from matplotlib.figure import Figure
 
 from pipeline.report.build import _csv
-from pipeline.report.markdown import render
-from pipeline.report.pareto import front, picks, prompt_length
+from pipeline.report.fronts import SIZE_KLD, on_front
+from pipeline.report.pareto import prompt_length
 from pipeline.report.plots import _legend, draw
 
 NOTHING = "not measured (needs macOS)"
@@ -105,7 +108,7 @@ def test_a_report_on_core_ml_alone_has_no_times(three: dict[str, Any]) -> None:
     for absent in ("Speeds are medians", "Times are medians", "cold start:", "imed by"):
         assert absent not in text
     assert prompt_length(alone["variants"]) is None
-    fastest = picks(alone["variants"])[1]
+    fastest = picks_of(alone["variants"])[1]
     assert (fastest.variant, fastest.why) == (
         None,
         "no variant with a measured prefill is surely within 3 %; not measured: coreml-fp16, coreml-int8, "
@@ -115,7 +118,7 @@ def test_a_report_on_core_ml_alone_has_no_times(three: dict[str, Any]) -> None:
 
 def test_what_is_not_representative_and_what_needs_macos_are_told_apart(three: dict[str, Any]) -> None:
     left = {n: v for n, v in three["variants"].items() if v["format"] != "gguf"}
-    assert picks(left)[1].why == (
+    assert picks_of(left)[1].why == (
         "no variant with a representative prefill is surely within 3 %; not representative: mlx: "
         f"{UNREPRESENTATIVE}; not measured: coreml-fp16, coreml-int8, coreml-pal4: needs macOS"
     )
@@ -123,10 +126,10 @@ def test_what_is_not_representative_and_what_needs_macos_are_told_apart(three: d
 
 def test_every_format_is_on_the_front_and_only_what_was_timed_is_the_fastest(three: dict[str, Any]) -> None:
     variants = three["variants"]
-    assert front(variants) == ["coreml-fp16", "coreml-int8", "small", "coreml-pal4"]
-    assert [pick.variant for pick in picks(variants)] == ["coreml-int8", "worse", "coreml-pal4"]
-    last = _csv(variants).splitlines()[-1]
-    assert last == "coreml-pal4,2.0,0.4,0.3,"
+    assert on_front(with_fronts(three)["fronts"][SIZE_KLD]) == ["coreml-fp16", "coreml-int8", "small", "coreml-pal4"]
+    assert [pick.variant for pick in picks_of(variants)] == ["coreml-int8", "worse", "coreml-pal4"]
+    last = _csv(with_fronts(three)).splitlines()[-1]
+    assert last == "coreml-pal4,2.0,0.4,0.3,,size_kld"
 
 
 # On a Mac
@@ -160,7 +163,7 @@ def test_where_operations_run_is_a_table_of_its_own(three: dict[str, Any]) -> No
     assert rows_of(text, "coreml-int8")[3][1:] == ["0.25", "1.50", "123.4", "6.3"]
     assert "- Core ML: timed by Core ML: macOS 15; on all compute units, KV cache" in text
     assert "Of Core ML, a load compiles both functions" in text
-    found = {pick.question: pick.variant for pick in picks(three["variants"])}
+    found = {pick.question: pick.variant for pick in picks_of(three["variants"])}
     question = "fastest prefill within 3 % of the reference's perplexity"
     assert found[f"{question}, on all compute units"] == "coreml-int8"
     assert found[f"{question}, on {TIMING_ENGINE['device']}"] == "worse"
@@ -240,15 +243,15 @@ def test_settings_and_bytes_of_core_ml_are_compared_among_its_own(three: dict[st
 
 def test_the_legend_calls_formats_by_their_names() -> None:
     axes = Figure().add_subplot()
-    _legend(axes, ["gguf", "mlx", "coreml"], True)
+    _legend(axes, ["gguf", "mlx", "coreml"], ["beaten", "on the front"], True)
     found = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert found == ["GGUF", "MLX", "Core ML", "not on the front"]
+    assert found == ["GGUF", "MLX", "Core ML", "on the front", "beaten", "the front, by point values"]
 
 
 def test_three_formats_have_three_looks(three: dict[str, Any], tmp_path: Path) -> None:
-    draw(three, tmp_path / "three.png")
+    draw(with_fronts(three), tmp_path / "three.png")
     other = deepcopy(three)
     for name in ("coreml-fp16", "coreml-int8", "coreml-pal4"):
         other["variants"][name]["format"] = "mlx"
-    draw(other, tmp_path / "other.png")
+    draw(with_fronts(other), tmp_path / "other.png")
     assert (tmp_path / "three.png").read_bytes() != (tmp_path / "other.png").read_bytes()
