@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +12,27 @@ from typing import Any
 import click
 
 from pipeline import paths
+from pipeline.cli_baseline import baseline
 from pipeline.console import GATE_FAILED, Group
 from pipeline.errors import OutputError
+from pipeline.types import Limits
 
 FOLDER = click.Path(path_type=Path)
 
 revision_option = click.option("--revision", help="A commit, branch or tag of a Hub id.  [default: main]")
+
+
+def _finite(context: click.Context, option: click.Parameter, given: float | None) -> float | None:
+    """NaN and infinity would settle nothing."""
+    if given is not None and not math.isfinite(given):
+        raise click.BadParameter(f"{given} is not a finite number.")
+    return given
+
+
+def _share(context: click.Context, option: click.Parameter, given: float | None) -> float | None:
+    if given is not None and not 0 <= given <= 1:
+        raise click.BadParameter(f"{given:g} is not a share from 0 to 1.")
+    return given
 
 
 def _types(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
@@ -38,7 +55,7 @@ types_option = click.option(
 )
 
 
-def _json_file(context: click.Context, option: click.Parameter, given: str | None) -> str | None:
+def _writable(context: click.Context, option: click.Parameter, given: str | None) -> str | None:
     """Refused before hours of work whose result could not be written."""
     from pipeline.files import check_writable
 
@@ -50,13 +67,12 @@ def _json_file(context: click.Context, option: click.Parameter, given: str | Non
     return given
 
 
-json_option = click.option(
-    "--json",
-    "json_file",
-    type=click.Path(dir_okay=False, allow_dash=True),
-    callback=_json_file,
-    help="Write JSON there; - is standard output.",
-)
+def _file(text: str) -> dict[str, Any]:
+    """What an option takes that names a file to write."""
+    return {"type": click.Path(dir_okay=False, allow_dash=True), "callback": _writable, "metavar": "FILE", "help": text}
+
+
+json_option = click.option("--json", "json_file", **_file("Write JSON there; - is standard output."))
 
 
 @click.group(cls=Group, context_settings={"max_content_width": 100})
@@ -146,11 +162,15 @@ def convert(
 @click.option("--checkpoint", required=True, help="The folder or Hub id it was made from: the reference.")
 @revision_option
 @click.option("--corpus", default="sample", show_default=True, help="sample, wikitext-2, or the path of a UTF-8 text.")
-@click.option("--windows", type=click.IntRange(1), help="Windows to score.  [default: all the text holds]")
+@click.option("--windows", type=click.IntRange(1), help="Windows to score, or to draw from.  [default: all]")
 @click.option("--context", type=click.IntRange(4), default=512, show_default=True, help="Tokens per window.")
 @click.option("--threads", type=click.IntRange(0), default=0, help="[default: one per physical core]")
 @click.option("--flash-attention", is_flag=True, help="Another engine setting, other digits.")
 @click.option("--kv-type", default="f16", show_default=True, help="Type of the KV cache.")
+@click.option("--until-decided", is_flag=True, help="Stop when the limits are settled; exit by the verdict.")
+@click.option("--max-ln-ppl-ratio", type=float, callback=_finite, metavar="NATS", help="A limit, per token.")
+@click.option("--max-kld-mean", type=float, callback=_finite, metavar="NATS", help="A limit, per token.")
+@click.option("--min-same-top", type=float, callback=_share, metavar="SHARE", help="A limit, 0 to 1.")
 @json_option
 def evaluate(
     artifact_folder: Path,
@@ -162,18 +182,58 @@ def evaluate(
     threads: int,
     flash_attention: bool,
     kv_type: str,
+    until_decided: bool,
+    max_ln_ppl_ratio: float | None,
+    max_kld_mean: float | None,
+    min_same_top: float | None,
     json_file: str | None,
 ) -> None:
     """Perplexity, KL divergence and same-top-1 of ARTIFACT against its checkpoint in float32.
 
     ARTIFACT is a folder that `quantgate convert` made, or what others made: a GGUF file, or an MLX folder.
+
+    With --until-decided, windows of the text are scored in a shuffled order, always the same, until every limit is
+    surely kept or one surely broken: exit code 0 or 1. The limits are those given, or else those that params.yaml in
+    this folder has for a variant named as ARTIFACT's folder, over its default. Undecided at the end of the text is
+    exit code 1, or 0 where the limits are params.yaml's and its gate.inconclusive is warn.
     """
     from pipeline import console_tables
+    from pipeline.checks.verdicts import PASS
     from pipeline.evaluation import evaluate_place
+    from pipeline.until_decided import evaluate_until_decided
 
     settings = {"threads": threads, "flash_attention": flash_attention, "kv_type": kv_type}
-    quality = evaluate_place(artifact_folder, checkpoint, corpus, windows, context, settings, revision)
-    _emit(json_file, quality, lambda: console_tables.quality(artifact_folder.name, quality))
+    given = Limits(max_ln_ppl_ratio, max_kld_mean, min_same_top)
+    if not until_decided:
+        if given != Limits():
+            raise click.UsageError(
+                "A limit needs --until-decided. A full run is judged by `quantgate gate`, by the limits in params.yaml."
+            )
+        quality = evaluate_place(artifact_folder, checkpoint, corpus, windows, context, settings, revision)
+        _emit(json_file, quality, lambda: console_tables.quality(artifact_folder.name, quality))
+        return
+    limits, passing = (given, {PASS}) if given != Limits() else _project_limits(artifact_folder.resolve().name)
+    quality = evaluate_until_decided(artifact_folder, checkpoint, corpus, windows, context, settings, limits, revision)
+    _emit(json_file, quality, lambda: console_tables.sequential(artifact_folder.name, quality))
+    if quality["sequential"]["verdict"] not in passing:
+        sys.exit(GATE_FAILED)
+
+
+def _project_limits(name: str) -> tuple[Limits, set[str]]:
+    """The limits of a variant in params.yaml, and the verdicts that pass there."""
+    from pipeline import params
+    from pipeline.checks.verdicts import INCONCLUSIVE, PASS
+
+    if paths.PARAMS.exists():
+        gate = params.load(paths.PARAMS).gate
+        all_limits = gate.limits_of(name)
+        limits = Limits(all_limits.max_ln_ppl_ratio, all_limits.max_kld_mean, all_limits.min_same_top)
+        if limits != Limits():
+            return limits, {PASS} | ({INCONCLUSIVE} if gate.inconclusive == "warn" else set())
+    raise click.UsageError(
+        f"--until-decided needs a limit: give --max-ln-ppl-ratio, --max-kld-mean or --min-same-top, or run it in the "
+        f"folder of a params.yaml whose gate.limits has one for {name} or default."
+    )
 
 
 @main.command()
@@ -226,23 +286,32 @@ def report(also: tuple[Path, ...]) -> None:
 
 
 @main.command()
-def gate() -> None:
-    """Judge reports/measurements.json by params.yaml. Exit code 1 where the gate fails."""
-    from pipeline import console_tables
+@click.option("--markdown", **_file("Write the checks as Markdown there, as for a comment; - is standard output."))
+@click.option("--junit", **_file("Write the checks as JUnit XML there, as CI systems read it; - is standard output."))
+def gate(markdown: str | None, junit: str | None) -> None:
+    """Judge reports/measurements.json by params.yaml and reports/baseline.json.
+
+    Exit code 1 where the gate fails, 0 where it passes. In GitHub Actions it annotates the run and adds to the summary
+    of the job too.
+    """
     from pipeline import gate as gates
     from pipeline import params as parameters
-    from pipeline.errors import ParamsError
-    from pipeline.files import read_object, write_json
+    from pipeline.files import write_json
+    from pipeline.gate_output import tell
 
+    if markdown == junit == "-":
+        raise click.UsageError("--markdown and --junit cannot both go to standard output: give one of them a file.")
     params = parameters.load(paths.PARAMS)
-    measurements = read_object(paths.MEASUREMENTS, ParamsError)
-    result = gates.judge(measurements, params.variants, params.gate.limits_of, params.gate.inconclusive, params.asked)
+    result = gates.of_project(params)
     write_json(paths.GATE, result.as_json())
-    console_tables.gate(result)
+    tell.all_of(result, markdown, junit, os.environ)
     for name in params.gate.limits.keys() - params.variants.keys() - {"default"}:
         click.echo(f"note: gate.limits names {name}, which is no variant.", err=True)
     if not result.passes:
         sys.exit(GATE_FAILED)
+
+
+main.add_command(baseline)
 
 
 def _emit(json_file: str | None, value: Any, show: Callable[[], None]) -> None:

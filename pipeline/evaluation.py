@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,16 +15,18 @@ from typing import Any
 from pipeline import artifact as artifacts
 from pipeline import chat as chats
 from pipeline import corpus as corpora
+from pipeline.chat import Chat
 from pipeline.errors import ArtifactError, MeasurementError
 from pipeline.files import cache_folder
 from pipeline.formats import room
 from pipeline.metrics import parity, quality
 from pipeline.models import spec_of
 from pipeline.progress import progress
+from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.hub import open_checkpoint
 from pipeline.source.tokenizer import Tokenizer
 from pipeline.torch_forward import Reference, load_reference, reference_meta, write_reference
-from pipeline.types import Artifact, Runtime, Scores, Windows
+from pipeline.types import Artifact, Runtime, Scores, SourceIdentity, Windows
 
 
 def evaluate(
@@ -38,42 +43,72 @@ def evaluate(
             computes others than were scored, or the artifact asks in other words than the reference or does not stop
             where it would.
     """
-    if artifact.source is None:
-        raise ArtifactError(f"{place} was compared with no checkpoint. Give it the checkpoint that it was made from.")
-    identity = reference_meta(artifact.source, windows)
-    _check_identity(place, identity, reference.meta)
-    run, chat = room(artifact.format, "run"), reference.chat
+    check_identity(place, artifact, windows, reference)
+
+    def whole(runtime: Runtime) -> Scored:
+        with progress(f"scoring {place.name}", len(windows.ids)) as advance:
+            scores = quality.score(runtime, windows, reference, advance)
+        return Scored(windows, scores, quality.summarize(scores, reference, windows, runtime.engine))
+
+    return measure(place, artifact, windows.context, reference.chat, settings, whole)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Windows, in the order of their scores, and the figures of quality.json that these give."""
+
+    windows: Windows
+    scores: Scores
+    figures: dict[str, Any]
+
+
+def measure(
+    place: Path,
+    artifact: Artifact,
+    context: int,
+    chat: Chat | None,
+    settings: dict[str, Any],
+    score: Callable[[Runtime], Scored],
+) -> tuple[dict[str, Any], Scores]:
+    """quality.json of what `score` finds in windows of `context` tokens, with all that is checked of any artifact.
+
+    `chat` is the reference's.
+
+    Raises:
+        ParamsError, MeasurementError: as `evaluate`.
+    """
+    run = room(artifact.format, "run")
     conversation = len(chat.prompt.ids) + chats.LIMIT if chat else 0
-    folder, context = artifacts.location(place, artifact), max(windows.context, conversation)
-    run.check_lengths(folder, artifact, windows.context, conversation)
-    runtime = run.open_runtime(folder, artifact, context=context, **settings)
+    folder = artifacts.location(place, artifact)
+    run.check_lengths(folder, artifact, context, conversation)
+    runtime = run.open_runtime(folder, artifact, context=max(context, conversation), **settings)
     try:
         asked = chats.prompt_problem(runtime.prompt(chats.MESSAGES), chat.prompt if chat else None)
         _refuse_own(place, artifact, asked)  # before the long work
-        with progress(f"scoring {place.name}", len(windows.ids)) as advance:
-            scores = quality.score(runtime, windows, reference, advance)
-        figures = quality.summarize(scores, reference, windows, runtime.engine)
+        scored = score(runtime)
         reply = None
         if chat:
             said = runtime.reply(chat.prompt.ids, chats.LIMIT)
             ended = chats.end_problem(said, chat)
             _refuse_own(place, artifact, ended)
             reply = {**chats.compare(said, chat), "problem": asked or ended}
-        same = _parity(place, runtime, windows, scores)  # last: its weights take the place of those that scored
-        return figures | {"parity": same, "reply": reply, "identity": identity, "artifact": artifact.files}, scores
+        same = _parity(place, runtime, scored)  # last: its weights take the place of those that scored
+        identity = reference_meta(_source(place, artifact), scored.windows)
+        own = {"parity": same, "reply": reply, "identity": identity, "artifact": artifact.files}
+        return scored.figures | own, scored.scores
     finally:
         runtime.close()
 
 
-def _parity(place: Path, runtime: Runtime, windows: Windows, scores: Scores) -> dict[str, Any] | None:
+def _parity(place: Path, runtime: Runtime, scored: Scored) -> dict[str, Any] | None:
     """What the artifact's own runtime makes of the first windows; None where that scored them, or does not run
     here.
     """
     scored_by = runtime.engine.name
     if (native := runtime.native) is None:
         return None
-    with progress(f"parity of {place.name}", min(parity.WINDOWS, len(windows.ids))) as advance:
-        return parity.check(native, windows, scores.logprob, scored_by, advance)
+    with progress(f"parity of {place.name}", min(parity.WINDOWS, len(scored.windows.ids))) as advance:
+        return parity.check(native, scored.windows, scored.scores.logprob, scored_by, advance)
 
 
 def _refuse_own(place: Path, artifact: Artifact, problem: str | None) -> None:
@@ -82,8 +117,19 @@ def _refuse_own(place: Path, artifact: Artifact, problem: str | None) -> None:
         raise MeasurementError(f"{place}: {problem}. Convert it again.")
 
 
-def _check_identity(place: Path, found: dict[str, Any], reference: dict[str, Any]) -> None:
-    """The windows are the reference's, and the artifact was made from the reference's checkpoint."""
+def _source(place: Path, artifact: Artifact) -> SourceIdentity:
+    if artifact.source is None:
+        raise ArtifactError(f"{place} was compared with no checkpoint. Give it the checkpoint that it was made from.")
+    return artifact.source
+
+
+def check_identity(place: Path, artifact: Artifact, windows: Windows, stored: Reference) -> None:
+    """The windows are the reference's, and the artifact was made from the reference's checkpoint.
+
+    Raises:
+        ArtifactError, MeasurementError: what differs.
+    """
+    found, reference = reference_meta(_source(place, artifact), windows), stored.meta
     if found["source"]["files"] != reference["source"]["files"]:
         raise ArtifactError(
             f"{place} was made from {found['source']['name']} with other files than the reference's checkpoint "
@@ -98,7 +144,22 @@ def _check_identity(place: Path, found: dict[str, Any], reference: dict[str, Any
         raise MeasurementError(f"the reference is of other windows: {'; '.join(problems)}. Run the reference again.")
 
 
-def evaluate_place(
+@dataclass(frozen=True)
+class Question:
+    """An artifact, the checkpoint that it was made from, and windows to compare both on. `cached` is the folder of the
+    reference of these windows, whether it is there or not.
+    """
+
+    place: Path
+    artifact: Artifact
+    checkpoint: Checkpoint
+    source: SourceIdentity
+    windows: Windows
+    cached: Path
+
+
+@contextmanager
+def asked(
     place: Path,
     checkpoint_name: str | Path,
     corpus: str,
@@ -106,10 +167,9 @@ def evaluate_place(
     context: int,
     settings: dict[str, Any],
     revision: str | None = None,
-) -> dict[str, Any]:
-    """quality.json of an artifact folder or a weight file on a corpus.
-
-    The reference is kept in the user's cache folder by identity.
+) -> Iterator[Question]:
+    """An artifact folder or a weight file with its checkpoint and the windows of a corpus, all checked; the checkpoint
+    is open meanwhile.
 
     Raises:
         ArtifactError: the artifact is not what it says, or was made from another checkpoint.
@@ -129,11 +189,37 @@ def evaluate_place(
         name = corpus if corpus in corpora.NAMES else "file"
         path = corpora.text_path(name, corpus if name == "file" else None)
         windows = corpora.cut(name, path, Tokenizer(checkpoint.path), spec, context, count)
-        versions = [version(package) for package in ("torch", "transformers")]
-        asked = [chats.MESSAGES, chats.LIMIT]  # a reference of an older version has no reply
-        identity = json.dumps([reference_meta(source, windows), versions, platform.machine(), asked], sort_keys=True)
-        cached = cache_folder() / "references" / hashlib.sha256(identity.encode()).hexdigest()[:24]
-        if not cached.exists():
-            with progress("reference", len(windows.ids)) as advance:
-                write_reference(checkpoint, source, windows, cached, advance)
-        return evaluate(place, artifact, windows, load_reference(cached, checkpoint), settings)[0]
+        yield Question(place, artifact, checkpoint, source, windows, _cached(source, windows))
+
+
+def _cached(source: SourceIdentity, windows: Windows) -> Path:
+    """The folder in the user's cache of the reference of these windows."""
+    versions = [version(package) for package in ("torch", "transformers")]
+    asked = [chats.MESSAGES, chats.LIMIT]  # a reference of an older version has no reply
+    identity = json.dumps([reference_meta(source, windows), versions, platform.machine(), asked], sort_keys=True)
+    return cache_folder() / "references" / hashlib.sha256(identity.encode()).hexdigest()[:24]
+
+
+def evaluate_place(
+    place: Path,
+    checkpoint_name: str | Path,
+    corpus: str,
+    count: int | None,
+    context: int,
+    settings: dict[str, Any],
+    revision: str | None = None,
+) -> dict[str, Any]:
+    """quality.json of an artifact folder or a weight file on a corpus.
+
+    The reference is kept in the user's cache folder by identity.
+
+    Raises:
+        ArtifactError, ParamsError: as `asked`.
+        MeasurementError: as `evaluate`.
+    """
+    with asked(place, checkpoint_name, corpus, count, context, settings, revision) as given:
+        if not given.cached.exists():
+            with progress("reference", len(given.windows.ids)) as advance:
+                write_reference(given.checkpoint, given.source, given.windows, given.cached, advance)
+        reference = load_reference(given.cached, given.checkpoint)
+        return evaluate(place, given.artifact, given.windows, reference, settings)[0]

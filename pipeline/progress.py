@@ -10,6 +10,9 @@ from contextlib import contextmanager
 Advance = Callable[[float], None]
 """Called with how much more is done."""
 
+Say = Callable[[str], None]
+"""Called with how things stand."""
+
 LINE_EVERY = 15.0  # seconds
 
 
@@ -43,3 +46,24 @@ def _lines(title: str, total: float) -> Advance:
             print(f"{title}: {done / total:.0%}", file=sys.stderr, flush=True)
 
     return advance
+
+
+@contextmanager
+def saying(title: str) -> Iterator[Say]:
+    """Shows how work stands whose end is not known, until the block ends."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.markup import escape
+
+        with Console(stderr=True).status(escape(title)) as status:
+            yield lambda text: status.update(escape(f"{title}: {text}"))
+    else:
+        said = time.monotonic()
+
+        def say(text: str) -> None:
+            nonlocal said
+            if time.monotonic() - said >= LINE_EVERY:
+                said = time.monotonic()
+                print(f"{title}: {text}", file=sys.stderr, flush=True)
+
+        yield say
