@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -35,6 +36,9 @@ FAST = {
 }
 
 
+QUANTGATE = ("-c", "from pipeline.cli import main; main()")
+
+
 def stages() -> dict[str, Any]:
     return yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 
@@ -66,7 +70,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout
     for name in filter(None, listing.split("\0")):
-        if name != "dvc.lock" and (ROOT / name).is_file():
+        if name not in {"dvc.lock", "reports/baseline.json"} and (ROOT / name).is_file():
             (project / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, project / name)
     subprocess.run(["git", "init", "-q"], cwd=project, check=True)
@@ -79,12 +83,17 @@ def write_params(project: Path, change: dict[str, Any]) -> None:
     (project / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
 
 
+def command(project: Path, *arguments: str, code: int = 0) -> str:
+    """What a command in the project says on standard output, when it ends with `code`."""
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(arguments, cwd=project, capture_output=True, text=True, env=environment)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+
 def repro(project: Path) -> list[str]:
     """The stages that `dvc repro` ran."""
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(["dvc", "repro"], cwd=project, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return re.findall(r"Running stage '([^']+)'", done.stdout)
+    return re.findall(r"Running stage '([^']+)'", command(project, "dvc", "repro"))
 
 
 def measured(project: Path) -> dict[str, Any]:
@@ -106,6 +115,11 @@ def test_dvc_reruns_what_a_change_touches_and_nothing_else(project: Path) -> Non
 
     assert repro(project) == ["fetch", "machine"]
 
+    command(project, sys.executable, *QUANTGATE, "baseline", "accept")
+    assert repro(project) == ["fetch", "machine", "gate"]
+    gate = json.loads((project / "reports" / "gate.json").read_text())
+    assert gate["variants"]["gguf-q8_0"]["baseline"]["verdict"] == "pass"
+
     with (project / "pipeline" / "formats" / "gguf" / "names.py").open("a") as file:
         file.write("\n")
     ran = repro(project)
@@ -125,3 +139,25 @@ def test_dvc_reruns_what_a_change_touches_and_nothing_else(project: Path) -> Non
     assert not set(ran) & {"reference", *converts, *evaluates}
     assert list(measured(project)) == ["gguf-q8_0"]
     assert "q4_0" not in (project / "reports" / "pareto.md").read_text()
+
+
+@pytest.mark.slow
+def test_an_experiment_whose_gate_fails_is_saved(project: Path) -> None:
+    """Fast behind the test above, which leaves all that this one measures; whole without it."""
+    write_params(project, {"variants": {"gguf-q8_0": FAST["variants"]["gguf-q8_0"]}})
+    command(project, "git", "add", "--all")
+    author = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+    command(project, "git", *author, "commit", "--quiet", "--message", "before")
+    strict = "gate.limits.default.max_kld_mean=0.0001"
+    said = command(project, "dvc", "exp", "run", "--name", "strict", "--set-param", strict)
+    assert "Running stage 'gate'" in said
+    gate = json.loads((project / "reports" / "gate.json").read_text())
+    assert (gate["verdict"], gate["variants"]["gguf-q8_0"]["max_kld_mean"]["verdict"]) == ("fail", "fail")
+    assert "The gate fails: " in command(project, sys.executable, *QUANTGATE, "gate", code=1)
+    rows = csv.DictReader(command(project, "dvc", "exp", "show", "--csv").splitlines())
+    saved = {row["Experiment"]: row for row in rows}
+    assert float(saved["strict"]["gate.limits.default.max_kld_mean"]) == 0.0001
+    assert (
+        float(saved["strict"]["variants.gguf-q8_0.kld.mean.value"])
+        == measured(project)["gguf-q8_0"]["kld"]["mean"]["value"]
+    )
