@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from commands import succeeded
-from figures import hand_made
+from figures import hand_made, mlx_variant
 from support import Shape, write_checkpoint
 
 ROOT = Path(__file__).parent.parent
@@ -80,6 +80,14 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def measurements() -> dict[str, Any]:
     """measurements.json of four variants, made by hand."""
     return hand_made()
+
+
+@pytest.fixture
+def two(measurements: dict[str, Any]) -> dict[str, Any]:
+    """GGUF's four variants, and two of MLX where nobody would run it."""
+    one = mlx_variant(5_000_000, 0.05, 0.03, scheme="int8", tensors_sha256=f"{8_000_000:064x}")
+    measurements["variants"] |= {"mlx-a": one, "mlx-b": mlx_variant(3_000_000, 0.2, 0.1, parity=None)}
+    return measurements
 
 
 @pytest.fixture(scope="session", autouse=True)

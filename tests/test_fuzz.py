@@ -181,7 +181,8 @@ def test_every_key_of_artifact_json_with_wrong_values(tmp_path: Path) -> None:
     digest = "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"
     source, types = SourceIdentity("c", None, {"config.json": digest}), {"Q8_0": EffectiveType(1, 2)}
     whole = Artifact(
-        "gguf", "q8_0", {"model.gguf": digest}, digest, 1, 1, 2, 8.5, types, source, {"llama.cpp": "1"}, "Linux"
+        "gguf", "q8_0", {"model.gguf": digest}, digest, 1, 1, 2, 8.5, types, source, {"llama.cpp": "1"}, "Linux",
+        {"output.weight": f"Q8_0 {digest[:16]}"},
     )  # fmt: skip
     write_json(tmp_path / "artifact.json", whole)
     assert artifact.load(tmp_path) == whole
@@ -191,6 +192,7 @@ def test_every_key_of_artifact_json_with_wrong_values(tmp_path: Path) -> None:
     for bad in (
         {"files": []},
         {"files": {}},
+        {"tensors": {"output.weight": None}},
         {"scheme": 4},
         {"source": {}},
         {"effective_types": {"Q8_0": {"tensors": "1"}}},
