@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cached_property
+from itertools import accumulate
+from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Messages = Sequence[Mapping[str, str]]
-"""A conversation: role and content of each message."""
 
-Placement = Mapping[str, Mapping[str, float]]
-"""Of prefill and decode, by name: the share of operations that each compute unit takes."""
+@dataclass(frozen=True)
+class Span:
+    """Rows [start, start + count) of a stored tensor of `shape`: all but the last dimension count as rows, and a vector
+    is one row.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    count: int
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor that a model_type must have. `name` is Hugging Face's, `shape` is [out, in] or [n].
+    """A tensor that a model_type must have. `name` is that of transformers' parameter, `shape` is [out, in], [n], or
+    [experts, out, in].
 
-    `dtype` is what a checkpoint stores it as, by safetensors' name: '' where none was looked at.
+    `spans` are where its rows are stored, in their order: several where a checkpoint holds each expert alone, part of a
+    larger tensor where it is fused; without any, it is stored under its own name. `dtype` is what a checkpoint stores
+    it as, by safetensors' name: '' where none was looked at.
     """
 
     name: str
@@ -28,15 +41,110 @@ class TensorSpec:
     layer: int | None
     shape: tuple[int, ...]
     dtype: str = ""
+    spans: tuple[Span, ...] = ()
 
     @property
     def weights(self) -> int:
-        return int(np.prod(self.shape))
+        return prod(self.shape)
+
+    @property
+    def is_offset_norm(self) -> bool:
+        """Whether it is stored less 1 where the architecture stores norms so: all but the DeltaNet's own."""
+        return self.role.endswith("_norm") and self.role != "delta_norm"
+
+    @property
+    def rows(self) -> int:
+        """Of its last dimension; a vector is one."""
+        return prod(self.shape[:-1])
+
+    @property
+    def stored(self) -> tuple[Span, ...]:
+        """`spans`, or the whole tensor of its name."""
+        return self.spans or (Span(self.name, self.shape, 0, self.rows),)
+
+    def taken(self, runs: Iterable[tuple[int, int]]) -> tuple[Span, ...]:
+        """The spans of runs of its rows, each given by its start and count."""
+        stored = self.stored
+        ends = [*accumulate(span.count for span in stored)]
+        return tuple(span for start, count in runs for span in _taken(stored, ends, start, start + count))
+
+
+def _taken(stored: Sequence[Span], ends: Sequence[int], start: int, stop: int) -> Iterator[Span]:
+    """Of spans that end at rows `ends`, what holds rows [start, stop): a layer's experts are a thousand spans."""
+    for i in range(bisect_right(ends, start), len(stored)):
+        span, begin = stored[i], ends[i] - stored[i].count
+        if begin >= stop:
+            return
+        low, high = max(start, begin), min(stop, ends[i])
+        yield Span(span.name, span.shape, span.start + low - begin, high - low)
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in each layer: `used` of `count` per token, each of width `d_ff`; shared_d_ff: that of the
+    expert which all tokens take, 0 where there is none.
+    """
+
+    count: int
+    used: int
+    d_ff: int
+    shared_d_ff: int
+    norm_topk: bool  # the used experts' probabilities are scaled to a sum of 1
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    """Gated DeltaNet, the linear attention of hybrids: a causal convolution over `conv` tokens, and a state of k_dim x
+    v_dim for each of v_heads, which share k_heads.
+    """
+
+    conv: int
+    k_heads: int
+    v_heads: int
+    k_dim: int
+    v_dim: int
+
+    @property
+    def keys(self) -> int:
+        return self.k_heads * self.k_dim
+
+    @property
+    def values(self) -> int:
+        return self.v_heads * self.v_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: queries, keys and values."""
+        return 2 * self.keys + self.values
+
+    @property
+    def held_inputs(self) -> int:
+        """Values that the convolution needs of the tokens before."""
+        return (self.conv - 1) * self.channels
+
+    @property
+    def state(self) -> int:
+        """Values of the state."""
+        return self.v_heads * self.k_dim * self.v_dim
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A part of a checkpoint that an artifact does not have: the tensors' stored names, and their weights."""
+
+    part: str  # vision tower, MTP layers
+    reason: str
+    tensors: tuple[str, ...]
+    weights: int
 
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary embedding: base theta, and its scaling where there is one ("yarn" or "linear")."""
+    """Rotary embedding: base theta, and its scaling where there is one ("yarn" or "linear").
+
+    dims: of each head, how many are rotated; None is all of them. sections: pairs of dims by the position they turn
+    with (time, height, width), empty where there is one position; in a text all three are the same.
+    """
 
     theta: float
     scaling: str | None = None
@@ -45,6 +153,8 @@ class Rope:
     attention_factor: float | None = None
     beta_fast: float | None = None
     beta_slow: float | None = None
+    dims: int | None = None
+    sections: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,6 +162,9 @@ class ModelSpec:
     """An architecture with its sizes and every tensor it needs, in file order.
 
     `dtype` is what config.json says the weights are of (bfloat16, float16, float32), None where it says nothing.
+    `linear` are the layers that have a DeltaNet instead of attention. `mtp` are the tensors of layers that guess
+    further tokens, beside `tensors`: numbered behind the others, and no part of a forward pass. `dropped` is what the
+    checkpoint holds beside all these.
     """
 
     model_type: str
@@ -70,10 +183,31 @@ class ModelSpec:
     qk_norm: bool
     tensors: tuple[TensorSpec, ...]
     dtype: str | None = None
+    experts: Experts | None = None
+    delta: DeltaNet | None = None
+    linear: tuple[int, ...] = ()
+    gated: bool = False  # attention's output is scaled by sigmoid of a gate, whose rows follow each head's in attn_q
+    offset_norms: bool = False  # norms are stored less 1: TensorSpec.is_offset_norm
+    mtp: tuple[TensorSpec, ...] = ()
+    dropped: tuple[Dropped, ...] = ()
 
     @property
     def weights(self) -> int:
         return sum(tensor.weights for tensor in self.tensors)
+
+    def dropped_mtp(self, reason: str) -> Dropped:
+        """All MTP layers, as what a format drops."""
+        names = sorted({span.name for tensor in self.mtp for span in tensor.stored})
+        return Dropped("MTP layers", reason, tuple(names), sum(tensor.weights for tensor in self.mtp))
+
+    @property
+    def mtp_layers(self) -> int:
+        return len({tensor.layer for tensor in self.mtp})
+
+    @cached_property
+    def memo(self) -> dict[str, Any]:
+        """What formats work out of it, by their own keys: once for many schemes."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -102,14 +236,15 @@ class Planned:
 
     @property
     def bytes(self) -> int:
-        *rows, columns = self.tensor.shape
-        return int(np.prod(rows, initial=1)) * self.encoding.row_bytes(columns)
+        return self.tensor.rows * self.encoding.row_bytes(self.tensor.shape[-1])
 
 
-def mix_name(scheme: str, own: Mapping[str, object]) -> str:
-    """What a scheme with types or sizes of its own is called: 'q4_k_m+attn_v=q8_0,output=q6_k', 'int8+chunk=256'."""
+def mix_name(scheme: str, own: Mapping[str, object], imatrix: bool = False) -> str:
+    """What a scheme with types or sizes of its own is called: 'q4_k_m+attn_v=q8_0,output=q6_k', 'int8+chunk=256'; and
+    by an importance matrix 'q4_k_m+imatrix'.
+    """
     text = ",".join(f"{key}={value}".lower() for key, value in own.items())
-    return f"{scheme}+{text}" if text else scheme
+    return "+".join([scheme, *filter(None, [text, "imatrix" if imatrix else ""])])
 
 
 @dataclass(frozen=True)
@@ -130,6 +265,39 @@ class EffectiveType:
 
 
 @dataclass(frozen=True)
+class ExpertUse:
+    """Of a layer's experts in an importance matrix: how many any token was routed to, and the fewest tokens that one of
+    all experts has.
+    """
+
+    layer: int
+    experts: int
+    activated: int
+    fewest: int
+
+
+@dataclass(frozen=True)
+class UsedImatrix:
+    """The importance matrix that an artifact was made with, and how far it reaches.
+
+    `datasets` are what it says it was computed from, over `chunks` of `chunk_size` tokens. `text_sha256` and
+    `tokenizer_sha256` are None where others made it: whether its text is the scored one is not known. `matrices` counts
+    the quantized ones that it has, `without` names those that it has not, which were quantized as without it. `experts`
+    are the layers that have some.
+    """
+
+    sha256: str
+    datasets: tuple[str, ...]
+    chunks: int
+    chunk_size: int
+    text_sha256: str | None
+    tokenizer_sha256: str | None
+    matrices: int
+    without: tuple[str, ...]
+    experts: tuple[ExpertUse, ...]
+
+
+@dataclass(frozen=True)
 class Artifact:
     """Weights in a runtime's format, made by quantgate or, where `path` says from where, by others.
 
@@ -137,7 +305,8 @@ class Artifact:
     is tensor data over weights. `tensors_sha256` is equal where two artifacts hold the same bytes in every tensor;
     `tensors` tells which differ where it is not: by the name each is stored under its type and the first 16 hex digits
     of the sha256 of its bytes. `source` is the checkpoint it was made from, or is compared with; None where it was
-    compared with none.
+    compared with none. `dropped` are the checkpoint's parts that it does not have. `routers` are the encodings of what
+    chooses among experts: empty where there are none, and of others' files.
     """
 
     format: str
@@ -154,6 +323,9 @@ class Artifact:
     platform: str
     tensors: dict[str, str]
     path: str | None = None
+    dropped: tuple[Dropped, ...] = ()
+    imatrix: UsedImatrix | None = None
+    routers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -186,6 +358,34 @@ class Windows:
     def scored(self) -> int:
         """Scored tokens of one window."""
         return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The text that an importance matrix was computed from: ids int32 [windows, context] are the windows of it."""
+
+    name: str
+    text_sha256: str
+    tokenizer_sha256: str
+    ids: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Of what one tensor is multiplied with: sums of squares [matrices, columns] over tokens int64 [matrices], where
+    an expert has the tokens that were routed to it. float64 as they are computed, float32 as they are stored.
+    """
+
+    sums: NDArray[np.floating]
+    tokens: NDArray[np.int64]
+
+    @property
+    def importance(self) -> NDArray[np.float32]:
+        """Mean squares [matrices, columns], and 1 for an expert that no token was routed to: as llama-quantize hands
+        them to llama_model_quantize.
+        """
+        counts = self.tokens.astype(np.float32)[:, None]
+        return np.where(counts > 0, self.sums.astype(np.float32) / np.maximum(counts, 1), np.float32(1))
 
 
 @dataclass(frozen=True)
@@ -236,89 +436,3 @@ class Limits:
     min_same_top: float | None = None
     max_regression: float | None = None
     max_slowdown: float | None = None
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A conversation as a chat template renders it, and its ids."""
-
-    text: str
-    ids: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What a model says to a prompt when each token is the most likely one.
-
-    ids: the tokens, the one that ended the reply last. stopped: the text of that one, None where the limit came first.
-    text: of the others.
-    """
-
-    ids: tuple[int, ...]
-    text: str
-    stopped: str | None
-
-
-REFERENCE_EXECUTOR = "reference executor"
-"""As the name of an Engine: what runs a Core ML package where Core ML does not."""
-
-
-class Scorer(Protocol):
-    """Whatever gives logits."""
-
-    @property
-    def engine(self) -> Engine: ...
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    def score(self, ids: NDArray[np.int32], start: int) -> Iterator[NDArray[np.float32]]:
-        """Logits [rows, vocab] float32 of positions `start` to the last of `ids` [context], in chunks of rows.
-
-        A chunk is valid until the next one is asked for.
-        """
-        ...
-
-
-class Runtime(Scorer, Protocol):
-    """A loaded artifact, which can be timed and spoken to as well. `kv_bytes`: its KV cache, for its whole context.
-
-    `native` is the artifact's own runtime where `score` is another one, for a check that both agree; else None. Its
-    `score` may be called from several threads at once. `prefill` and `decode` are always of the artifact's own runtime.
-    """
-
-    @property
-    def kv_bytes(self) -> int: ...
-
-    @property
-    def native(self) -> Scorer | None: ...
-
-    def prefill(self, ids: NDArray[np.int32]) -> float:
-        """Seconds of wall clock to take in `ids` into an empty cache, up to the logits of the last."""
-        ...
-
-    def decode(self, n: int) -> float:
-        """Seconds of wall clock for n tokens, one at a time, behind what the cache holds."""
-        ...
-
-    def peak_memory(self) -> tuple[int, str] | None:
-        """Bytes that the engine says it held at most, and the function that says it; None where what the process had
-        resident tells.
-        """
-        ...
-
-    def placement(self) -> Placement | None:
-        """Which compute units the engine means to use; None where it has no choice of its own."""
-        ...
-
-    def prompt(self, messages: Messages) -> Prompt | None:
-        """The prompt that asks for a reply to `messages`, by the artifact's own chat template and tokenizer; None where
-        it has no template.
-        """
-        ...
-
-    def reply(self, ids: Sequence[int], limit: int) -> Reply:
-        """The reply to a prompt of `ids`: at most `limit` tokens, fewer where the artifact's own stop token comes."""
-        ...
-
-    def close(self) -> None: ...

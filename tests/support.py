@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.source.checkpoint import Checkpoint
+from pipeline.types import TensorSpec
+
 QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -196,3 +199,8 @@ def write_checkpoint(
     (folder / "config.json").write_text(json.dumps(config_of(shape) | (config or {})))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(shape.vocab)))
     return folder
+
+
+def stored(checkpoint: Checkpoint, name: str) -> TensorSpec:
+    """A tensor of a checkpoint as one of a model, whatever it is for."""
+    return TensorSpec(name, "", None, checkpoint.tensors[name].shape)

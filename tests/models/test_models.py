@@ -13,6 +13,7 @@ from support import Shape, config_of, random_tensors
 
 from pipeline.errors import CheckpointError
 from pipeline.models import spec_of
+from pipeline.models.settings import AGAIN
 from pipeline.types import Rope
 
 QWEN3_0_6B = {
@@ -240,7 +241,11 @@ def test_a_window_that_is_switched_off_is_no_window() -> None:
 
 @pytest.mark.parametrize(
     ("model_type", "hint"),
-    [("qwen22", "did you mean 'qwen2'"), ("Qwen3", "did you mean 'qwen3'"), ("llama", "known: qwen2, qwen3")],
+    [
+        ("qwen22", "did you mean 'qwen2'"),
+        ("Qwen3", "did you mean 'qwen3'"),
+        ("llama", "known: qwen2, qwen2_moe, qwen3, "),
+    ],
 )
 def test_an_unknown_model_type_is_refused_with_a_hint(model_type: str, hint: str) -> None:
     with pytest.raises(CheckpointError, match=f"model_type '{model_type}' is not supported; {hint}"):
@@ -276,15 +281,70 @@ def test_null_kv_heads_are_no_kv_heads() -> None:
 @pytest.mark.parametrize("head_dim", [0, -1, "64", 64.0, True, [64]])
 @pytest.mark.parametrize("base", [QWEN2_5_0_5B, QWEN3_0_6B])
 def test_a_head_dim_that_is_no_positive_integer_is_refused(base: dict[str, Any], head_dim: object) -> None:
-    with pytest.raises(CheckpointError, match=re.escape(f"head_dim must be a positive integer, found {head_dim!r}.")):
+    with pytest.raises(CheckpointError, match=re.escape(f"head_dim must be a positive integer, found {head_dim!r}")):
         spec_of(base | {"head_dim": head_dim})
 
 
 def test_a_width_below_the_heads_gives_no_head_dim() -> None:
-    with pytest.raises(CheckpointError, match=r"head_dim must be a positive integer, found 0\."):
+    with pytest.raises(CheckpointError, match=r"head_dim must be a positive integer, found 0\n"):
         spec_of(QWEN2_5_0_5B | {"hidden_size": 8})
 
 
 def test_qwen3_with_biases_is_refused() -> None:
     with pytest.raises(CheckpointError, match="attention_bias is true"):
         spec_of(QWEN3_0_6B | {"attention_bias": True})
+
+
+def test_what_is_wrong_with_sizes_rope_experts_and_layers_is_one_error() -> None:
+    config = {
+        "model_type": "qwen3_5_moe",
+        "text_config": {
+            "model_type": "qwen3_5_moe_text",
+            **{key: QWEN3_0_6B[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads")},
+            "vocab_size": 0,
+            "max_position_embeddings": 4096,
+            "num_hidden_layers": 4,
+            "layer_types": ["full_attention"],
+            "rope_parameters": {"rope_type": "longrope", "rope_theta": -1, "mrope_interleaved": False},
+            "num_experts": 8,
+            "num_experts_per_tok": 9,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+            "linear_num_key_heads": 4,
+            "linear_num_value_heads": 6,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+        },
+    }
+    with pytest.raises(CheckpointError) as caught:
+        spec_of(config)
+    first, *problems, last = str(caught.value).splitlines()
+    assert (first, last) == ("config.json of qwen3_5_moe:", AGAIN)
+    assert problems == [
+        "  - vocab_size: missing or not a positive integer, found 0",
+        "  - num_experts_per_tok: expected at most num_experts, 8, found 9",
+        "  - linear_conv_kernel_dim: missing or not a positive integer",
+        "  - linear_num_value_heads 6 is not a multiple of linear_num_key_heads 4",
+        "  - layer_types: expected linear_attention or full_attention for each of 4 layers",
+        "  - rope_theta must be a number above 0, found -1",
+        "  - rope scaling 'longrope' is not supported; known: default, linear, yarn",
+        "  - mrope_interleaved must be true, found False",
+    ]
+
+
+def test_a_rope_that_is_no_object_is_told_with_the_rest() -> None:
+    with pytest.raises(CheckpointError) as caught:
+        spec_of(QWEN3_0_6B | {"rope_scaling": [4], "attention_bias": True, "hidden_act": "gelu"})
+    assert str(caught.value).splitlines()[1:-1] == [
+        "  - hidden_act: expected 'silu', found 'gelu'",
+        "  - attention_bias is true; no released Qwen3 has biases and none are written",
+        "  - rope_scaling must be an object or null, found [4]",
+    ]
+
+
+def test_experts_that_are_not_understood_ask_for_no_other_size() -> None:
+    """A model of experts alone needs no intermediate_size, whatever else is wrong with it."""
+    config = {key: value for key, value in QWEN3_0_6B.items() if key != "intermediate_size"}
+    with pytest.raises(CheckpointError) as caught:
+        spec_of(config | {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2})
+    assert str(caught.value).splitlines()[1:-1] == ["  - moe_intermediate_size: missing or not a positive integer"]

@@ -1,0 +1,17 @@
+"""Qwen1.5-MoE and Qwen2-MoE: Qwen2 with experts, and one for all tokens with a gate of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from pipeline.models.dense import dense_spec
+from pipeline.models.experts import read_experts
+from pipeline.types import ModelSpec
+
+
+def spec(config: dict[str, Any], stored: Collection[str] = ()) -> ModelSpec:
+    experts, problems = read_experts(config, norm_topk=False, shared=True)
+    if config.get("qkv_bias", True) is not True:
+        problems.append("qkv_bias: expected true; no released checkpoint is without biases")
+    return dense_spec(config, stored, qkv_bias=True, qk_norm=False, experts=experts, problems=problems)
