@@ -13,7 +13,8 @@ PipelineError                 a mistake of input or environment; shown to the us
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 
 class PipelineError(Exception):
@@ -54,6 +55,33 @@ class ArtifactError(PipelineError):
 
 class MeasurementError(PipelineError):
     pass
+
+
+@contextmanager
+def gathered(problems: list[PipelineError] | None) -> Iterator[None]:
+    """What fails within goes to `problems`, and its user goes on behind it; without such a list it is raised."""
+    try:
+        yield
+    except PipelineError as error:
+        if problems is None:
+            raise
+        problems.append(error)
+
+
+@contextmanager
+def together(first: Sequence[PipelineError] = ()) -> Iterator[list[PipelineError]]:
+    """What is `gathered` within, behind `first`, is raised at its end in one error: of the class that all are of, else
+    a PipelineError; one alone as it is.
+    """
+    problems = [*first]
+    yield problems
+    once = {str(problem): problem for problem in problems}
+    if len(once) == 1:
+        raise problems[0]
+    if once:
+        kinds = {type(problem) for problem in problems}
+        kind = kinds.pop() if len(kinds) == 1 else PipelineError
+        raise kind("\n\n".join(once))
 
 
 def listed(problems: Sequence[str]) -> str:

@@ -211,7 +211,7 @@ def read_as(path: Path, kind: type[T], error: type[PipelineError] = PipelineErro
 
 
 def _as(kind: Any, value: Any, where: str) -> Any:
-    """`value` as a dataclass, a dict of one type, a type or None, or a plain type."""
+    """`value` as a dataclass, a dict or tuple of one type, a type or None, or a plain type."""
     if is_dataclass(kind) and isinstance(value, dict):
         hints = get_type_hints(kind)
         needed = {field.name for field in fields(kind) if field.default is MISSING}
@@ -222,6 +222,8 @@ def _as(kind: Any, value: Any, where: str) -> Any:
         return None if value is None else _as(get_args(kind)[0], value, where)
     if get_origin(kind) is dict and isinstance(value, dict):
         return {key: _as(get_args(kind)[1], item, f"{where}: {key}") for key, item in value.items()}
+    if get_origin(kind) is tuple and isinstance(value, list):
+        return tuple(_as(get_args(kind)[0], item, where) for item in value)
     if type(value) is kind or (kind is float and type(value) is int):
         return value
     raise ValueError(f"{where}: expected {getattr(kind, '__name__', kind)}, found {str(value)[:80]}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline import paths
-from pipeline.errors import CheckpointError
+from pipeline.errors import CheckpointError, PipelineError
 from pipeline.files import read_object
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.snapshot import snapshot
@@ -13,8 +13,11 @@ from pipeline.source.snapshot import snapshot
 EXAMPLE = "Qwen/Qwen2.5-0.5B-Instruct"
 
 
-def open_checkpoint(checkpoint: str | Path, revision: str | None = None) -> Checkpoint:
-    """The checkpoint of a folder, or of a Hub id at a revision: a branch, tag or commit, else the main branch.
+def open_checkpoint(
+    checkpoint: str | Path, revision: str | None = None, problems: list[PipelineError] | None = None
+) -> Checkpoint:
+    """The checkpoint of a folder, or of a Hub id at a revision: a branch, tag or commit, else the main branch;
+    `problems` as Checkpoint takes them.
 
     Raises:
         CheckpointError: a revision for a folder, a snapshot that cannot be had, or whatever Checkpoint raises.
@@ -22,13 +25,13 @@ def open_checkpoint(checkpoint: str | Path, revision: str | None = None) -> Chec
     """
     if reads_as_id(checkpoint):
         folder, commit = snapshot(str(checkpoint), revision)
-        return Checkpoint(folder, str(checkpoint), commit)
+        return Checkpoint(folder, str(checkpoint), commit, problems)
     folder = Path(checkpoint)
     if isinstance(checkpoint, str) and "/" not in checkpoint and not folder.exists():
         raise CheckpointError(f"{checkpoint} is not a folder, nor a Hub id: those are ORG/NAME, as {EXAMPLE}.")
     if revision is not None and folder.is_dir():
         raise CheckpointError(f"revision is {revision!r}, but {checkpoint} is a folder: only a Hub id has revisions.")
-    return Checkpoint(folder)
+    return Checkpoint(folder, problems=problems)
 
 
 def reads_as_id(checkpoint: str | Path) -> bool:

@@ -21,11 +21,14 @@ from pipeline.errors import CheckpointError, unreadable
 BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 """Bytes per weight of the dtypes that are read."""
 
-SIZES = {**BYTES, "U32": 4, "U8": 1}
+SIZES = {**BYTES, "U32": 4, "U8": 1, "F8_E4M3": 1}
 """Bytes per element of those, and of what packed weights are stored as."""
 
-DTYPES: Mapping[str, str] = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "U32": "<u4", "U8": "u1"}
-"""NumPy's names, by safetensors'; bfloat16 as its bits."""
+DTYPES: Mapping[str, str] = {
+    **{"F32": "<f4", "F16": "<f2", "BF16": "<u2"},
+    **{"U32": "<u4", "U8": "u1", "F8_E4M3": "u1"},
+}
+"""NumPy's names, by safetensors'; bfloat16 and FP8 as their bits."""
 
 MAX_HEADER = 100_000_000  # the library's own limit
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from pipeline.errors import CheckpointError, PipelineError, listed
 from pipeline.files import read_object, write_text
-from pipeline.source.checkpoint import INDEX, SIDE_FILES, SINGLE, refuse_quantized, weight_files
+from pipeline.source.checkpoint import SIDE_FILES, refuse_quantized
 from pipeline.source.download import download
 from pipeline.source.hub_errors import told
+from pipeline.source.shards import INDEX, SINGLE, weight_files
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 REQUIRED = ("config.json", "tokenizer.json")

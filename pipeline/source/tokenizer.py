@@ -220,7 +220,7 @@ class Tokenizer:
             TokenizerError: something else than ids.
         """
         given, file = (config, "config") if self.generation is None else (self.generation, "generation_config")
-        value = given.get("eos_token_id")
+        value = _id_of("eos", given)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if wrong := [i for i in ids if not _is_id(i)]:
             raise TokenizerError(
@@ -248,11 +248,11 @@ class Tokenizer:
                     "The two files belong to different checkpoints."
                 )
             return int(found)
-        value = config.get(f"{name}_token_id")
+        value = _id_of(name, config)
         value = next(iter(value), None) if isinstance(value, list) else value
         if value is None:
             return None
-        size = config.get("vocab_size", math.inf)
+        size = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size", math.inf)
         if not _is_id(value) or value >= size:
             raise TokenizerError(
                 f"{self.folder}/config.json: {name}_token_id must be an id below the vocab_size of {size}, found "
@@ -296,6 +296,13 @@ def _problems(tokenizer: dict[str, Any]) -> Iterator[str]:
             case {"content": str(content), "id": i} if _is_id(i) and _encodable(content):
                 continue
         yield f"added_tokens: expected an object with content and id, found {str(entry)[:80]}"
+
+
+def _id_of(name: str, config: dict[str, Any]) -> Any:
+    """What a config.json says of a special token; of a model that reads images as well, its text part may say it."""
+    key = f"{name}_token_id"
+    own = config.get("text_config")
+    return own.get(key) if config.get(key) is None and isinstance(own, dict) else config.get(key)
 
 
 def _is_id(value: object) -> bool:
