@@ -18,6 +18,12 @@ FORMATS = ("gguf", "mlx", "coreml")
 FILE_FORMAT, FOLDER_FORMAT = "gguf", "mlx"
 """The formats in which others give a weight file, and a folder with config.json and safetensors."""
 
+IMATRIX_FORMAT = "gguf"
+"""Whose quantizers take an importance matrix."""
+
+CALIBRATION_FILE = "calibration.npy"
+"""Beside the weights: the ids of the text of their importance matrix, where that says them."""
+
 
 def format_of(place: Path) -> str | None:
     """The format of what others made at a place; None where it is of none."""
@@ -46,6 +52,18 @@ def refuse_sizes(format_name: str, sizes: Mapping[str, int] | None) -> None:
     """
     if sizes:
         raise ParamsError(f"{', '.join(sizes)}: {format_name} artifacts have no fixed sizes. Only coreml packages do.")
+
+
+def refuse_imatrix(format_name: str) -> None:
+    """For formats whose quantizers weigh no input more than another.
+
+    Raises:
+        ParamsError: the format takes no importance matrix.
+    """
+    if format_name != IMATRIX_FORMAT:
+        raise ParamsError(
+            f"imatrix: {format_name} artifacts are made without one. Only {IMATRIX_FORMAT} schemes use it."
+        )
 
 
 def refuse_settings(kv_type: str, flash_attention: bool | None, theirs: str) -> None:
@@ -89,6 +107,11 @@ def effective_types(planned: Sequence[Planned]) -> dict[str, EffectiveType]:
         tensors[p.encoding.name] += 1
         weights[p.encoding.name] += p.tensor.weights
     return {name: EffectiveType(tensors[name], weights[name]) for name in sorted(weights, key=lambda n: -weights[n])}
+
+
+def router_types(planned: Sequence[Planned]) -> tuple[str, ...]:
+    """Encodings of the matrices by which a token's experts are chosen."""
+    return tuple(sorted({p.encoding.name for p in planned if p.tensor.role == "router"}))
 
 
 def bits_per_weight(planned: Sequence[Planned]) -> float:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from pipeline.errors import TokenizerError
+from pipeline.errors import PipelineError, TokenizerError, gathered
 from pipeline.files import BLOCK, reading
 from pipeline.source.checkpoint import TOKENIZER_FILES, Checkpoint
-from pipeline.source.tokenizer import Tokenizer
 from pipeline.types import ModelSpec
 
 
@@ -18,16 +16,18 @@ def files(checkpoint: Checkpoint) -> list[Path]:
     return [checkpoint.path / name for name in TOKENIZER_FILES if (checkpoint.path / name).exists()]
 
 
-def generation(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Any]:
-    """generation_config.json, once the tokenizer is known to be the checkpoint's: neither is changed on the way.
+def check(checkpoint: Checkpoint, spec: ModelSpec, problems: list[PipelineError] | None = None) -> None:
+    """Refuse a tokenizer that is not the checkpoint's; with `problems` all that is wrong with it goes there.
 
     Raises:
         TokenizerError: no tokenizer.json, or one of another checkpoint.
     """
-    tokenizer = Tokenizer(checkpoint.path)
-    tokenizer.vocabulary(spec.vocab_size)
-    tokenizer.stop_ids(checkpoint.config)
-    return tokenizer.generation or {}
+    with gathered(problems):
+        tokenizer = checkpoint.tokenizer
+        with gathered(problems):
+            tokenizer.vocabulary(spec.vocab_size)
+        with gathered(problems):
+            tokenizer.stop_ids(checkpoint.config)
 
 
 def copy(paths: Sequence[Path], folder: Path) -> None:

@@ -90,9 +90,8 @@ def encode_all(
 
 def _jobs(planned: Iterable[Planned], multiple: int) -> Iterator[Rows]:
     for p in planned:
-        *shape, columns = p.tensor.shape
-        rows = shape[0] if shape else 1
-        step = max(1, BLOCK_WEIGHTS // columns // multiple) * multiple
+        rows = p.tensor.rows
+        step = max(1, BLOCK_WEIGHTS // p.tensor.shape[-1] // multiple) * multiple
         for start in range(0, rows, step):
             yield Rows(p, start, min(step, rows - start))
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from pipeline.errors import ArtifactError, listed, some
 from pipeline.files import cached_sha256
 from pipeline.formats import bits_per_weight, effective_types
-from pipeline.formats.gguf import engine, reader
-from pipeline.formats.gguf.names import gguf_name
+from pipeline.formats.gguf import arrange, engine, reader
+from pipeline.formats.gguf.architecture import architecture
 from pipeline.formats.gguf.reader import GgufFile
 from pipeline.models import spec_of
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.tokenizer import Tokenizer
-from pipeline.types import Artifact, ModelSpec, Planned, TensorSpec
+from pipeline.types import Artifact, Dropped, ModelSpec, Planned, TensorSpec
 
 NOT_COMPUTED = {"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"}
 """ggml types that no matrix of a model can have: llama.cpp loads it and aborts the process at its first product."""
@@ -39,8 +39,9 @@ def describe(path: Path, checkpoint: Checkpoint | None) -> Artifact:
     """
     found = reader.read(path)
     _check_types(found, path)
-    if checkpoint is not None:
-        _check(found, path, checkpoint)
+    spec = None if checkpoint is None else spec_of(checkpoint.config, checkpoint.shapes)
+    if checkpoint is not None and spec is not None:
+        _check(found, path, checkpoint, spec)
     tensors = [
         Planned(TensorSpec(tensor.name, "", None, tensor.shape), tensor.encoding, "")
         for tensor in found.tensors.values()
@@ -62,6 +63,7 @@ def describe(path: Path, checkpoint: Checkpoint | None) -> Artifact:
         platform="made elsewhere",
         tensors=stored.each,
         path=str(path),
+        dropped=() if spec is None else _dropped(found, spec),
     )
 
 
@@ -79,8 +81,7 @@ def _check_types(found: GgufFile, path: Path) -> None:
         )
 
 
-def _check(found: GgufFile, path: Path, checkpoint: Checkpoint) -> None:
-    spec = spec_of(checkpoint.config)
+def _check(found: GgufFile, path: Path, checkpoint: Checkpoint, spec: ModelSpec) -> None:
     problems = [*_architecture(found, spec)]
     if not problems:  # the tensors and keys of another architecture bear other names
         problems = [*_sizes(found, spec), *_shapes(found, spec), *_vocabulary(found, spec, checkpoint)]
@@ -93,26 +94,51 @@ def _check(found: GgufFile, path: Path, checkpoint: Checkpoint) -> None:
 
 def _architecture(found: GgufFile, spec: ModelSpec) -> Iterator[str]:
     arch = found.keys.get("general.architecture")
-    if arch != spec.model_type:
-        yield f"architecture: expected {spec.model_type}, found {arch}"
+    if arch != architecture(spec):
+        yield f"architecture: expected {architecture(spec)}, found {arch}"
+
+
+def _mtp_layers(found: GgufFile, spec: ModelSpec) -> int:
+    """The file's own: others may write those of a checkpoint or not, and no logits depend on them."""
+    count = found.keys.get(f"{architecture(spec)}.nextn_predict_layers", 0)
+    return count if isinstance(count, int) else 0
+
+
+def _dropped(found: GgufFile, spec: ModelSpec) -> tuple[Dropped, ...]:
+    if _mtp_layers(found, spec) or not spec.mtp:
+        return spec.dropped
+    return (*spec.dropped, spec.dropped_mtp("the file was made without them"))
 
 
 def _sizes(found: GgufFile, spec: ModelSpec) -> Iterator[str]:
-    """What shapes do not show: heads, and layers, of which llama.cpp trusts the key (0 would abort it)."""
+    """What shapes do not show: heads, the experts used, and layers, of which llama.cpp trusts the key (0 would abort
+    it).
+    """
+    more = [] if spec.experts is None else [("expert_used_count", spec.experts.used, None)]
+    if spec.delta is not None:
+        more += [("ssm.group_count", spec.delta.k_heads, None), ("ssm.time_step_rank", spec.delta.v_heads, None)]
     for key, expected, default in (
-        ("block_count", spec.n_layers, None),
+        ("block_count", spec.n_layers + _mtp_layers(found, spec), None),
         ("attention.head_count", spec.n_heads, None),
         ("attention.head_count_kv", spec.n_kv_heads, spec.n_heads),
+        *more,
     ):
-        size = found.keys.get(f"{spec.model_type}.{key}", default)
+        size = found.keys.get(f"{architecture(spec)}.{key}", default)
         if size != expected:
             yield f"{key}: expected {expected}, found {size}"
 
 
 def _shapes(found: GgufFile, spec: ModelSpec) -> Iterator[str]:
-    expected = {gguf_name(tensor): tensor.shape for tensor in spec.tensors}
+    parts = {part.name: part.tensor for part in arrange.arranged(spec)}
+    expected = {
+        name: tensor.shape for name, tensor in parts.items() if tensor.layer is None or tensor.layer < spec.n_layers
+    }
     if spec.tied and "output.weight" in found.tensors:  # some converters write the head of a tied checkpoint as well
         expected["output.weight"] = expected["token_embd.weight"]
+    guessing = range(spec.n_layers, spec.n_layers + _mtp_layers(found, spec))
+    for name in found.tensors:
+        if any(name.startswith(f"blk.{layer}.") for layer in guessing):
+            expected[name] = parts[name].shape if name in parts else found.tensors[name].shape
     problems = [
         f"{name}: missing, expected {list(shape)}"
         if name not in found.tensors

@@ -47,6 +47,10 @@ def int32s(values: Sequence[int]) -> bytes:
     return struct.pack(f"<IIQ{len(values)}i", ARRAY, INT32, len(values), *values)
 
 
+def booleans(values: Sequence[bool]) -> bytes:
+    return struct.pack(f"<IIQ{len(values)}?", ARRAY, BOOL, len(values), *values)
+
+
 def pack(pairs: Sequence[Pair], rows: Sequence[Row]) -> bytes:
     """Everything before the tensor data, filled up to its alignment."""
     parts = [b"GGUF", struct.pack("<IQQ", VERSION, len(rows), len(pairs))]

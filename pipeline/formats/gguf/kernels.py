@@ -16,8 +16,20 @@ from numpy.typing import NDArray
 
 from pipeline.errors import QuantizationError
 from pipeline.formats.gguf import probe
-from pipeline.formats.gguf.schemes import GGML_TYPES
+from pipeline.formats.gguf.schemes import (
+    ASSERT_IMPORTANCE,
+    GGML_TYPES,
+    IQ1_M,
+    IQ2_S,
+    IQ2_XS,
+    IQ2_XXS,
+    IQ3_S,
+    IQ3_XXS,
+)
 from pipeline.types import Encoding
+
+GRIDS = {IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S}
+"""Encodings of points on a grid, at which ggml ends the process where it finds none."""
 
 LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 """ggml_log_callback: level, text, user data."""
@@ -88,22 +100,53 @@ def words() -> Iterator[list[str]]:
         lib.ggml_log_set(before, data)
 
 
-def quantize(encoding: Encoding, weights: NDArray[np.float32]) -> NDArray[np.uint8]:
+def quantize(
+    encoding: Encoding, weights: NDArray[np.float32], importance: NDArray[np.float32] | None = None
+) -> NDArray[np.uint8]:
     """Blocks uint8 [rows, row bytes] of float32 [rows, columns], as `ggml_quantize_chunk` makes them.
 
+    importance: of each column, float32 [columns], finite and not negative; some encodings cannot do without.
+
     Raises: QuantizationError: a row does not divide into blocks, a weight is not finite, or too large for the
-        encoding's scale.
+        encoding's scale; no importance where ggml would end the process.
     """
     rows, columns = weights.shape
     if columns % encoding.block:
         raise QuantizationError(
             f"rows of {columns} weights do not divide into blocks of {encoding.block} ({encoding.name})"
         )
+    if importance is None and encoding in ASSERT_IMPORTANCE:
+        raise QuantizationError(f"{encoding.name} needs an importance matrix")
+    if importance is not None and not _is_importance(importance, columns):
+        raise QuantizationError(f"importance that is not one finite value of at least 0 for each of {columns} columns")
     if not np.isfinite(weights).all():
         raise QuantizationError("weights that are not finite")
+    if encoding in GRIDS and _overflows(weights, importance):
+        raise _too_large(encoding, weights, importance)
     blocks = np.empty((rows, encoding.row_bytes(columns)), np.uint8)
     kind, lib = GGML_TYPES[encoding], library()
-    lib.ggml_quantize_chunk(kind, weights.ctypes.data, blocks.ctypes.data, 0, rows, columns, None)
+    given = None if importance is None else np.ascontiguousarray(importance, np.float32)
+    pointer = None if given is None else given.ctypes.data
+    lib.ggml_quantize_chunk(kind, weights.ctypes.data, blocks.ctypes.data, 0, rows, columns, pointer)
     if not lib.ggml_validate_row_data(kind, blocks.ctypes.data, blocks.nbytes):
-        raise QuantizationError(f"weights too large for {encoding.name}, up to {np.abs(weights).max():g}")
+        raise _too_large(encoding, weights, importance)
     return blocks
+
+
+def _too_large(
+    encoding: Encoding, weights: NDArray[np.float32], importance: NDArray[np.float32] | None
+) -> QuantizationError:
+    what = "weights" if importance is None else "weights or their importance"
+    return QuantizationError(f"{what} too large for {encoding.name}, up to {np.abs(weights).max():g}")
+
+
+def _is_importance(importance: NDArray[np.float32], columns: int) -> bool:
+    return importance.shape == (columns,) and bool(np.isfinite(importance).all() and importance.min() >= 0)
+
+
+def _overflows(weights: NDArray[np.float32], importance: NDArray[np.float32] | None) -> bool:
+    """Whether a search of a grid could meet an infinite sum of importance x weights^2, which ends the process. Far from
+    what has a use: scales are float16.
+    """
+    peak, most = float(np.abs(weights).max(initial=0)), 1.0 if importance is None else float(importance.max())
+    return peak > 1e9 or peak**2 * most > 1e34

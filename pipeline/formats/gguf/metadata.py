@@ -1,19 +1,20 @@
-"""The key-value part of a GGUF file: architecture, rope, tokenizer.
+"""The key-value part of a GGUF file: what it is, its architecture (architecture.py) and its tokenizer.
 
 Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pipeline.errors import CheckpointError, TokenizerError
-from pipeline.formats.gguf.header import Pair, boolean, float32, int32s, text, texts, uint32
+from pipeline.errors import PipelineError, TokenizerError, gathered
+from pipeline.formats.gguf import architecture
+from pipeline.formats.gguf.header import Pair, boolean, int32s, text, texts, uint32
 from pipeline.formats.gguf.schemes import Scheme
+from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.tokenizer import Tokenizer
-from pipeline.types import ModelSpec, Rope
+from pipeline.types import ModelSpec
 
 DEFAULT_EOS = 11  # of llama.cpp for a byte-level BPE (llama-vocab.cpp)
 QUANTIZATION_VERSION = 2  # GGML_QNT_VERSION
@@ -21,6 +22,8 @@ QUANTIZATION_VERSION = 2  # GGML_QNT_VERSION
 PRE_TOKENIZERS = {
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+": "qwen2",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+": "qwen35",
 }
 """llama.cpp's name of a split regex (llama-vocab.cpp). The regex identifies it: a hash of a text's ids would fail
 each fine-tune.
@@ -46,51 +49,40 @@ def pre_tokenizer(tokenizer: Tokenizer) -> str:
 
 
 def metadata(spec: ModelSpec, tokenizer: Tokenizer, config: dict[str, Any], scheme: Scheme, name: str) -> list[Pair]:
-    """Every key llama.cpp reads for a dense Qwen.
+    """Every key llama.cpp reads.
 
     Raises:
         TokenizerError: a vocabulary or pre-tokenizer that the file cannot carry.
-        CheckpointError: a rope scaling that llama.cpp would not compute.
+        CheckpointError: an architecture that llama.cpp would not compute as it is meant.
     """
-    arch = spec.model_type
     return [
-        ("general.architecture", text(arch)),
+        ("general.architecture", text(architecture.architecture(spec))),
         ("general.type", text("model")),
         ("general.name", text(name)),
         ("general.file_type", uint32(scheme.ftype)),
         ("general.quantization_version", uint32(QUANTIZATION_VERSION)),
-        (f"{arch}.block_count", uint32(spec.n_layers)),
-        (f"{arch}.context_length", uint32(spec.context_length)),
-        (f"{arch}.embedding_length", uint32(spec.d_model)),
-        (f"{arch}.feed_forward_length", uint32(spec.d_ff)),
-        (f"{arch}.attention.head_count", uint32(spec.n_heads)),
-        (f"{arch}.attention.head_count_kv", uint32(spec.n_kv_heads)),
-        (f"{arch}.attention.key_length", uint32(spec.head_dim)),
-        (f"{arch}.attention.value_length", uint32(spec.head_dim)),
-        (f"{arch}.attention.layer_norm_rms_epsilon", float32(spec.norm_eps)),
-        *((f"{arch}.rope.{key}", value) for key, value in _rope(spec.rope)),
+        *architecture.pairs(spec),
         *((f"tokenizer.{key}", value) for key, value in _tokenizer(spec, tokenizer, config)),
     ]
 
 
-def _rope(rope: Rope) -> list[Pair]:
-    """Rope keys; the attention factor is relative to YaRN's own 0.1 ln(factor) + 1, in config.json it is whole."""
-    pairs = [("freq_base", float32(rope.theta))]
-    if rope.scaling is None:
-        return pairs
-    for key, value, fixed in (("beta_fast", rope.beta_fast, 32.0), ("beta_slow", rope.beta_slow, 1.0)):
-        if value not in {None, fixed}:
-            raise CheckpointError(
-                f"config.json: rope scaling {key} is {value}, but llama.cpp takes {fixed:g} for every Qwen: "
-                "the artifact would run wrong. GGUF cannot hold this checkpoint."
-            )
-    pairs += [("scaling.type", text(rope.scaling)), ("scaling.factor", float32(rope.factor))]
-    if rope.scaling == "yarn" and rope.original_context is not None:
-        pairs.append(("scaling.original_context_length", uint32(rope.original_context)))
-    if rope.attention_factor is not None:
-        relative = rope.attention_factor / (0.1 * math.log(rope.factor) + 1)
-        pairs.append(("scaling.attn_factor", float32(relative)))
-    return pairs
+def check_metadata(spec: ModelSpec, checkpoint: Checkpoint, problems: list[PipelineError] | None = None) -> None:
+    """Refuse what `metadata` refuses, all of it where there are `problems` to gather it in.
+
+    Raises:
+        TokenizerError, CheckpointError: as metadata.
+    """
+    with gathered(problems):
+        architecture.pairs(spec)
+    with gathered(problems):
+        tokenizer = checkpoint.tokenizer
+        with gathered(problems):
+            pre_tokenizer(tokenizer)
+        with gathered(problems):
+            _ = tokenizer.chat_template
+        with gathered(problems):
+            tokens, _ = tokenizer.vocabulary(spec.vocab_size)
+            [*_special(tokenizer, tokens, checkpoint.config)]
 
 
 def _tokenizer(spec: ModelSpec, tokenizer: Tokenizer, config: dict[str, Any]) -> list[Pair]:

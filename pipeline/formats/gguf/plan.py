@@ -1,24 +1,34 @@
-"""Which encoding each tensor gets: the policy of llama-quantize, and the one place that knows it.
+"""Which encoding each tensor gets: as llama-quantize chooses it, and the one place that knows it.
 
-Source: the behaviour of `llama_model_quantize` in llama.cpp 0c1e57098 (src/llama-quant.cpp, llama_tensor_get_type),
-reproduced tensor by tensor; tests/formats/gguf/test_oracle.py compares types and bytes over a matrix of shapes.
+Source: the behaviour of `llama_model_quantize` in llama.cpp 0c1e57098 (src/llama-quant.cpp, llama_tensor_get_type):
+policy.py holds its mixes, this room what it never quantizes, types asked for, fallbacks and importance matrices.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 
-from pipeline.errors import ParamsError, QuantizationError
+from pipeline.errors import ParamsError, QuantizationError, listed
+from pipeline.formats.gguf import arrange
 from pipeline.formats.gguf.names import gguf_name
+from pipeline.formats.gguf.policy import CATEGORIES, Choice, model, wanted
 from pipeline.formats.gguf.schemes import (
+    ASSERT_IMPORTANCE,
     EMBEDDING,
     F16,
     F32,
     HEAD,
+    IQ1_M,
+    IQ2_S,
+    IQ2_XS,
+    IQ2_XXS,
+    IQ3_S,
+    IQ3_XXS,
     IQ4_NL,
     IQ4_XS,
+    NEED_IMPORTANCE,
     Q2_K,
     Q3_K,
     Q4_0,
@@ -32,49 +42,77 @@ from pipeline.formats.gguf.schemes import (
 )
 from pipeline.types import Encoding, ModelSpec, Planned, TensorSpec
 
-FALLBACK = {IQ4_XS: IQ4_NL, Q2_K: Q4_0, Q3_K: Q4_0, Q4_K: Q5_0, Q5_K: Q5_1, Q6_K: Q8_0}
+FALLBACK = {
+    **dict.fromkeys((IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ4_XS), IQ4_NL),
+    **{Q2_K: Q4_0, Q3_K: Q4_0, Q4_K: Q5_0, Q5_K: Q5_1, Q6_K: Q8_0},
+}
 """For rows that do not divide into blocks of 256: the next larger encoding of 32."""
 
-SOME_LAYERS = {
-    "attn_v": ("q5_k_m", "q4_k_m", "q4_k_s"),
-    "ffn_down": ("q5_k_m", "q4_k_m", "q4_k_s", "iq4_nl", "iq4_xs"),
+UNSEEN = Q4_K
+"""Of matrices that would need importance data which no text can give."""
+
+FLOATS = {
+    "router": "the router stays in float32, so that the choice of experts is not rounded",
+    "delta_conv": "convolutions stay in float32",
 }
-"""Schemes that give more bits to some layers only."""
-
-Choice = tuple[Encoding, str]
-"""An encoding and why it was taken."""
+"""Matrices that are never quantized, and why."""
 
 
-def plan(spec: ModelSpec, scheme: Scheme) -> list[Planned]:
-    """The encoding of every tensor, in file order, each with its reason.
+def plan(spec: ModelSpec, scheme: Scheme, imatrix: Container[str] | None = None) -> list[Planned]:
+    """The encoding of every tensor as arrange.py has them, in file order, each with its reason.
+
+    imatrix: the names of GGUF tensors that there is importance data for; None without an importance matrix. MTP layers
+    have none, since no text runs through them: where llama-quantize would refuse to make the file for their sake, they
+    get UNSEEN instead, as by its --tensor-type.
 
     Raises:
         ParamsError: a pattern of the scheme's own types that no matrix bears, or that another one hides.
-        QuantizationError: a type of its own that the rows of the embedding or the head do not divide into.
+        QuantizationError: a type of its own that the rows of the embedding or the head do not divide into; tensors
+            that need importance data and have none, all listed.
     """
-    planned = [Planned(tensor, *choice) for tensor, choice in _choices(spec, scheme)]
-    _check_patterns(spec, scheme)
+    tensors = arrange.tensors(spec)
+    choices = dict(_choices(tensors, spec, scheme, imatrix is not None))
+    _check_patterns(tensors, scheme)
+    planned = [Planned(tensor, *choices[gguf_name(tensor)]) for tensor in tensors]
+    if imatrix is not None:
+        planned = [_seen(p, spec, imatrix) for p in planned]
+    _check_importance(planned, scheme, imatrix)
     return planned
 
 
-def _choices(spec: ModelSpec, scheme: Scheme) -> Iterator[tuple[TensorSpec, Choice]]:
+def _seen(planned: Planned, spec: ModelSpec, imatrix: Container[str]) -> Planned:
+    """A matrix of an MTP layer at an encoding that it can have."""
+    tensor, wanted = planned.tensor, planned.encoding
+    is_mtp = tensor.layer is not None and tensor.layer >= spec.n_layers
+    if not is_mtp or wanted not in NEED_IMPORTANCE or gguf_name(tensor) in imatrix:
+        return planned
+    reason = f"MTP layers have no importance data: {UNSEEN.name} for {wanted.name}"
+    return Planned(tensor, *_fitting(UNSEEN, reason, tensor.shape[-1]))
+
+
+def _choices(
+    tensors: Sequence[TensorSpec], spec: ModelSpec, scheme: Scheme, has_imatrix: bool
+) -> Iterator[tuple[str, Choice]]:
+    """By name. llama-quantize goes by layer and name, and counts the tensors it decides on itself: one with a type of
+    its own is not counted.
+    """
     counted: Counter[str] = Counter()
-    for tensor in spec.tensors:
-        own = _own(tensor, spec, scheme)
-        if len(tensor.shape) < 2:
-            yield tensor, (F32, "vectors stay in float32")
-        elif own is not None:
-            yield tensor, own
+    facts = model(spec, tensors, has_imatrix)
+    for tensor in sorted(tensors, key=lambda t: (-1 if t.layer is None else t.layer, gguf_name(t))):
+        name = gguf_name(tensor)
+        if len(tensor.shape) < 2 or tensor.role in FLOATS:
+            yield name, (F32, FLOATS.get(tensor.role, "vectors stay in float32"))
+        elif (own := _own(tensor, facts.tied, scheme)) is not None:
+            yield name, own
         elif not scheme.quantized:
-            yield tensor, (scheme.base, "the scheme's own")
+            yield name, (scheme.base, "the scheme's own")
         else:
-            # llama-quantize counts the layers it decides on itself: one with a type of its own is not counted
-            wanted, reason = _wanted(tensor, spec, scheme, counted[tensor.role])
-            counted[tensor.role] += 1
-            yield tensor, _fitting(wanted, reason, tensor.shape[-1])
+            category = CATEGORIES.get(tensor.role, tensor.role)
+            yield name, _fitting(*wanted(tensor, scheme, facts, counted[category]), tensor.shape[-1])
+            counted[category] += 1
 
 
-def _own(tensor: TensorSpec, spec: ModelSpec, scheme: Scheme) -> Choice | None:
+def _own(tensor: TensorSpec, tied: bool, scheme: Scheme) -> Choice | None:
     """The encoding that the scheme's own types give a matrix: its first pattern that matches decides.
 
     As llama-quantize: --token-embedding-type and --output-tensor-type go before --tensor-type and never fall back, but
@@ -92,7 +130,7 @@ def _own(tensor: TensorSpec, spec: ModelSpec, scheme: Scheme) -> Choice | None:
     pattern = next((pattern for pattern in _patterns(scheme) if re.search(pattern, gguf_name(tensor))), None)
     if pattern is not None:
         return _fitting(types[pattern], f"asked for: {pattern}={types[pattern].name}", columns)
-    if tensor.role == "embed" and spec.tied and HEAD in types and scheme.quantized:
+    if tensor.role == "embed" and tied and HEAD in types and scheme.quantized:
         return _fitting(types[HEAD], f"asked for: {HEAD}={types[HEAD].name}, tied to the embedding", columns)
     return None
 
@@ -101,10 +139,10 @@ def _patterns(scheme: Scheme) -> list[str]:
     return [pattern for pattern, _ in scheme.types if pattern not in {EMBEDDING, HEAD}]
 
 
-def _check_patterns(spec: ModelSpec, scheme: Scheme) -> None:
+def _check_patterns(tensors: Sequence[TensorSpec], scheme: Scheme) -> None:
     """A pattern that changes nothing is a mistake, which would go unseen in the artifact."""
-    matrices = [gguf_name(tensor) for tensor in spec.tensors if len(tensor.shape) == 2]
-    if HEAD in dict(scheme.types) and spec.tied:
+    matrices = [gguf_name(tensor) for tensor in tensors if len(tensor.shape) > 1 and tensor.role not in FLOATS]
+    if HEAD in dict(scheme.types) and "output.weight" not in matrices:
         others = (p for p, _ in scheme.types if p == EMBEDDING or (p != HEAD and re.search(p, "token_embd.weight")))
         other = next(others, None if scheme.quantized else EMBEDDING)
         if other is not None:
@@ -122,64 +160,6 @@ def _check_patterns(spec: ModelSpec, scheme: Scheme) -> None:
         left -= taken
 
 
-def _wanted(tensor: TensorSpec, spec: ModelSpec, scheme: Scheme, index: int) -> Choice:
-    """The encoding by the tensor's place, before its row length is looked at.
-
-    `index` counts the tensors of its role.
-    """
-    base, columns = scheme.base, tensor.shape[-1]
-    if tensor.role == "head" or (spec.tied and tensor.role == "embed"):
-        what = "the head" if tensor.role == "head" else "the embedding, tied to the head,"
-        if columns % base.block:
-            return Q8_0, f"{what} has rows of {columns}, not a multiple of {base.block}: Q8_0"
-        if base not in {Q8_0, Q6_K}:
-            return Q6_K, f"{what} gets more bits: Q6_K"
-    elif tensor.role in {"attn_v", "attn_output", "ffn_down"}:
-        return _mixed(tensor.role, spec, scheme, index)
-    return base, "the scheme's own"
-
-
-def _mixed(role: str, spec: ModelSpec, scheme: Scheme, index: int) -> Choice:
-    """What the mixes give the matrices that lose most by few bits, some of them only in some layers."""
-    n, base = spec.n_layers, scheme.base
-    grouped = spec.n_heads // spec.n_kv_heads >= 4
-    found: Encoding | None
-    match scheme.name, role:
-        case "q2_k", "attn_v":
-            found = Q4_K if grouped else Q3_K
-        case "q2_k", _:
-            found = Q3_K
-        case "q3_k_m", "attn_v":
-            found = Q5_K if index < 2 else Q4_K
-        case "q3_k_m", "ffn_down":
-            found = Q5_K if index < n // 16 else Q4_K
-        case "q3_k_m", "attn_output":
-            found = Q4_K
-        case "q3_k_l", _:
-            found = Q5_K
-        case "q4_k_s", "attn_v":
-            found = Q5_K if index < 4 else None
-        case (("iq4_nl" | "iq4_xs"), "attn_v"):
-            found = Q5_K if grouped else None
-        case (("q4_k_s" | "iq4_nl" | "iq4_xs"), "ffn_down"):
-            found = Q5_K if index < n // 8 else None
-        case (("q4_k_m" | "q5_k_m"), ("attn_v" | "ffn_down")):
-            found = Q6_K if _more_bits(index, n) else None
-        case _:
-            found = None
-    if role == "attn_v" and spec.model_type == "qwen2" and n == 80 and (found or base) in {Q3_K, Q4_K}:
-        return Q5_K, "attn_v of an 80-layer model (70B) gets more bits: Q5_K"
-    if found is None:
-        return base, "the scheme's own"
-    some = "of some layers " if scheme.name in SOME_LAYERS.get(role, ()) else ""
-    return found, f"{role} {some}gets more bits: {found.name}"
-
-
-def _more_bits(index: int, n: int) -> bool:
-    """The first and last eighth of the layers, and every third between."""
-    return index < n // 8 or index >= 7 * n // 8 or (index - n // 8) % 3 == 2
-
-
 def _fitting(wanted: Encoding, reason: str, columns: int) -> Choice:
     if columns % wanted.block == 0:
         return wanted, reason
@@ -187,3 +167,24 @@ def _fitting(wanted: Encoding, reason: str, columns: int) -> Choice:
     if columns % smaller.block == 0:
         return smaller, f"row {columns} not a multiple of {wanted.block}: {smaller.name} for {wanted.name}"
     return F16, f"row {columns} not a multiple of {smaller.block}: F16 for {wanted.name}"
+
+
+def _check_importance(planned: Sequence[Planned], scheme: Scheme, imatrix: Container[str] | None) -> None:
+    """As tensor_requires_imatrix of llama-quant.cpp, and what ggml would end the process at."""
+    lacking = Counter(
+        f"{gguf_name(p.tensor).removeprefix(f'blk.{p.tensor.layer}.')}: {p.encoding.name}"
+        for p in planned
+        if p.encoding in (ASSERT_IMPORTANCE if p.tensor.role in {"embed", "head"} else NEED_IMPORTANCE)
+        and (imatrix is None or gguf_name(p.tensor) not in imatrix)
+    )
+    if not lacking:
+        return
+    if imatrix is None:
+        what, then = "needs an importance matrix", "Make one by `quantgate imatrix`, and give it as --imatrix FILE"
+    else:
+        what, then = "needs more than the importance matrix holds", "Make it of more text, by `quantgate imatrix`"
+    raise QuantizationError(
+        f"{scheme.label} {what} for {lacking.total()} tensors:\n"
+        + listed([f"{name}, of {count} layers" if count > 1 else name for name, count in lacking.items()])
+        + f"\n{then}, or take a scheme of more bits: without, these encodings keep too little."
+    )

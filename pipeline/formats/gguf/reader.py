@@ -84,6 +84,37 @@ def files_of(path: Path) -> tuple[Path, ...]:
     return files
 
 
+@dataclass(frozen=True)
+class Content:
+    """What one file holds: keys of one value, arrays of text and of int32 that were asked for and are there, and the
+    tensors in their order.
+    """
+
+    keys: dict[str, Any]
+    texts: dict[str, list[str]]
+    ints: dict[str, list[int]]
+    tensors: list[StoredTensor]
+
+
+def content(file: Path, texts: Iterable[str] = (), ints: Iterable[str] = ()) -> Content:
+    """A GGUF file that may be no model; `texts` and `ints` are keys of arrays.
+
+    Raises:
+        ArtifactError: ggml does not read the file, or it is cut short.
+    """
+    with _opened(file) as context:
+
+        def there(key: str) -> bool:
+            return bool(library().gguf_find_key(context, key.encode()) >= 0)
+
+        return Content(
+            dict(_scalars(context)),
+            {key: _texts(context, key) for key in texts if there(key)},
+            {key: _int32s(context, key) for key in ints if there(key)},
+            list(_table(context, file)),
+        )
+
+
 def read(path: Path) -> GgufFile:
     """Keys, vocabulary and tensor table of a GGUF file, or of the whole split set that `path` is one of.
 

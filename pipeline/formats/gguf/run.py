@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from pipeline.cores import physical_cores
 from pipeline.errors import ArtifactError, MeasurementError, ParamsError, suggestion
-from pipeline.formats.gguf import engine
+from pipeline.formats.gguf import engine, reader
 from pipeline.formats.gguf.schemes import BF16, F16, F32, Q4_0, Q8_0
-from pipeline.types import Artifact, Engine, Messages, Prompt, Reply
+from pipeline.runtimes import Messages, Prompt, Reply
+from pipeline.types import Artifact, Engine
 
 BATCH = 2048  # llama.cpp's defaults; both are part of a time
 MICRO_BATCH = 512
@@ -136,16 +137,31 @@ class GgufRuntime:
         return made
 
     def _kv_bytes(self, kv_type: str) -> int:
-        """Keys and values of every position of the context, which llama.cpp makes a multiple of 256.
-
-        Every layer of a dense model has full attention, and the same number of heads; a hybrid's other layers would
-        not count.
+        """Keys and values of every position of the context, which llama.cpp makes a multiple of 256; and of a hybrid's
+        layers with a DeltaNet their state instead, float32 and of one size however long the context is.
         """
         cpp, model = self._cpp, self._model
         head = str(cpp.llama_model_n_embd(model) // cpp.llama_model_n_head(model))  # where the file does not say
         sizes = [int(engine.metadata(model, f"{{arch}}.attention.{part}_length", head)) for part in ("key", "value")]
-        values = cpp.llama_model_n_layer(model) * cpp.llama_model_n_head_kv(model) * sum(sizes)
-        return KV_ENCODINGS[kv_type].row_bytes(values * cpp.llama_n_ctx(self._context))
+        linear = self._linear_layers()
+        layers = cpp.llama_model_n_layer(model) - linear  # without MTP layers
+        values = layers * cpp.llama_model_n_head_kv(model) * sum(sizes)
+        state = linear * self._state_values() * F32.block_bytes if linear else 0
+        return KV_ENCODINGS[kv_type].row_bytes(values * cpp.llama_n_ctx(self._context)) + state
+
+    def _linear_layers(self) -> int:
+        if engine.metadata(self._model, "{arch}.ssm.state_size", "") == "":
+            return 0
+        tables = (reader.table(file) for file in reader.files_of(self.path))
+        return sum(tensor.name.endswith(".ssm_conv1d.weight") for table in tables for tensor in table)
+
+    def _state_values(self) -> int:
+        """Of a layer: what its convolution looks back at, and the state (llama-hparams.cpp, n_embd_r and n_embd_s)."""
+        conv, inner, groups, state = (
+            int(engine.metadata(self._model, f"{{arch}}.ssm.{key}"))
+            for key in ("conv_kernel", "inner_size", "group_count", "state_size")
+        )
+        return (conv - 1) * (inner + 2 * groups * state) + state * inner
 
     def score(self, ids: NDArray[np.int32], start: int) -> Iterator[NDArray[np.float32]]:
         """See Runtime. Logits before `start` are not computed; that changes no bit of the others (a test).

@@ -29,14 +29,27 @@ Q3_K = Encoding("Q3_K", 256, 110)
 Q4_K = Encoding("Q4_K", 256, 144)
 Q5_K = Encoding("Q5_K", 256, 176)
 Q6_K = Encoding("Q6_K", 256, 210)
+IQ1_M = Encoding("IQ1_M", 256, 56)
+IQ2_XXS = Encoding("IQ2_XXS", 256, 66)
+IQ2_XS = Encoding("IQ2_XS", 256, 74)
+IQ2_S = Encoding("IQ2_S", 256, 82)
+IQ3_XXS = Encoding("IQ3_XXS", 256, 98)
+IQ3_S = Encoding("IQ3_S", 256, 110)
 IQ4_NL = Encoding("IQ4_NL", 32, 18)
 IQ4_XS = Encoding("IQ4_XS", 256, 136)
 
 GGML_TYPES = {
     **{F32: 0, F16: 1, BF16: 30, Q4_0: 2, Q4_1: 3, Q5_0: 6, Q5_1: 7, Q8_0: 8},
     **{Q2_K: 10, Q3_K: 11, Q4_K: 12, Q5_K: 13, Q6_K: 14, IQ4_NL: 20, IQ4_XS: 23},
+    **{IQ2_XXS: 16, IQ2_XS: 17, IQ3_XXS: 18, IQ3_S: 21, IQ2_S: 22, IQ1_M: 29},
 }
 """ggml_type of each encoding (ggml.h)."""
+
+NEED_IMPORTANCE = {IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS}
+"""What llama-quantize makes of a matrix only by an importance matrix (tensor_requires_imatrix in llama-quant.cpp)."""
+
+ASSERT_IMPORTANCE = {IQ2_XXS, IQ2_XS}
+"""What ggml makes of nothing without it (ggml_quantize_requires_imatrix in ggml.c)."""
 
 ENCODINGS = {encoding.name.lower(): encoding for encoding in GGML_TYPES}
 
@@ -87,7 +100,13 @@ SCHEMES = {
         Scheme("q3_k_l", 13, Q3_K),
         Scheme("q3_k_m", 12, Q3_K),
         Scheme("q3_k_s", 11, Q3_K),
+        Scheme("iq3_s", 26, IQ3_S),
+        Scheme("iq3_xxs", 23, IQ3_XXS),
         Scheme("q2_k", 10, Q2_K),
+        Scheme("iq2_s", 28, IQ2_XS),
+        Scheme("iq2_xs", 20, IQ2_XS),
+        Scheme("iq2_xxs", 19, IQ2_XXS),
+        Scheme("iq1_m", 31, IQ1_M),
     )
 }
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.errors import ArtifactError
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import ArtifactError, PipelineError, gathered, together
 from pipeline.files import sha256
-from pipeline.formats import bits_per_weight, effective_types
-from pipeline.formats.gguf import engine, header, kernels, reader
-from pipeline.formats.gguf.metadata import metadata
+from pipeline.formats import CALIBRATION_FILE, bits_per_weight, effective_types, router_types
+from pipeline.formats.gguf import arrange, engine, header, importance, kernels, reader
+from pipeline.formats.gguf.metadata import check_metadata, metadata
 from pipeline.formats.gguf.names import gguf_name
 from pipeline.formats.gguf.plan import plan
-from pipeline.formats.gguf.schemes import GGML_TYPES, SCHEMES, Scheme
+from pipeline.formats.gguf.schemes import GGML_TYPES, Scheme
 from pipeline.formats.gguf.schemes import scheme as scheme_of
 from pipeline.formats.gguf.vocabulary import check_vocabulary
 from pipeline.formats.streaming import Rows, check_disk, encode_all, opened, pwrite
@@ -23,7 +26,7 @@ from pipeline.models import spec_of
 from pipeline.progress import Advance, silent
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.tokenizer import Tokenizer
-from pipeline.types import Artifact, ModelSpec, Planned
+from pipeline.types import Artifact, ModelSpec, Planned, mix_name
 
 FILE = "model.gguf"
 
@@ -43,33 +46,43 @@ def write(
     advance: Advance = silent,
     types: Mapping[str, str] | None = None,
     sizes: Mapping[str, int] | None = None,
+    imatrix: Path | None = None,
 ) -> Artifact:
     """Encode every tensor of the checkpoint into `folder`/model.gguf; `advance` is told of weights done.
 
-    `types` are a custom mix's own, by pattern (schemes.scheme).
+    `types` are a custom mix's own, by pattern (schemes.scheme). `imatrix` is the file of an importance matrix, as
+    llama-quantize's --imatrix; the ids of its text, where it says them, go beside model.gguf.
 
     Memory stays at a few blocks of rows and the vocabulary. Tensor data is byte-identical to what
     `llama_model_quantize` makes.
 
     Raises:
+        PipelineError: several of the following, as far as they are known before a weight is read, but for the disk.
         ParamsError: an unknown scheme, or types that name no tensor.
         CheckpointError: tensors missing, unknown or of another shape, all listed.
         TokenizerError: a vocabulary or pre-tokenizer that the file cannot carry, or that llama.cpp reads otherwise.
-        QuantizationError: weights that are not finite or too large, all tensors listed.
+        QuantizationError: weights that are not finite or too large, or tensors that need an importance matrix, all
+            tensors listed.
         OutputError: not enough disk.
-        ArtifactError: what was written does not read back as planned.
+        ArtifactError: what was written does not read back as planned; an importance matrix of another model.
     """
     scheme = scheme_of(scheme_name, types, sizes)
-    spec = spec_of(checkpoint.config)
-    checkpoint.check(spec)
-    planned = plan(spec, scheme)
+    with together(checkpoint.problems) as problems, gathered(problems):
+        spec = spec_of(checkpoint.config, checkpoint.shapes)
+        with gathered(problems):
+            checkpoint.check(spec)
+        check(checkpoint, spec, problems)
+        given = None if imatrix is None else importance.given(imatrix, spec, scheme)
+        planned = plan(spec, scheme, given.values if given else None)
     check_disk(folder, sum(p.bytes for p in planned))
+    beside = _write_calibration(folder, given)
     path, source = folder / FILE, checkpoint.identity()
-    tokenizer = Tokenizer(checkpoint.path)
-    places, length = _write_header(path, checkpoint, tokenizer, spec, scheme, planned)
-    with ThreadPoolExecutor(1) as beside:
-        loaded = beside.submit(tokenizer.encode, "")  # its library: as long to load as small tensors are to write
-        _write_tensors(path, checkpoint, places, length, advance)
+    tokenizer = checkpoint.tokenizer
+    places, length = _write_header(path, checkpoint, tokenizer, spec, scheme, planned, given.pairs if given else [])
+    with ThreadPoolExecutor(1) as second:
+        loaded = second.submit(tokenizer.encode, "")  # its library: as long to load as small tensors are to write
+        encoded = _encoder(checkpoint, spec, given.values if given else {})
+        _write_tensors(path, checkpoint.path, places, length, encoded, advance)
         loaded.result()
     stored = _read_back(path, places, length)
     with ThreadPoolExecutor() as threads:
@@ -77,53 +90,105 @@ def write(
         check_vocabulary(path, spec.vocab_size, tokenizer, checkpoint.config)
     return Artifact(
         format="gguf",
-        scheme=scheme.label,
-        files={FILE: hashes[0].result()},
+        scheme=mix_name(scheme.label, {}, imatrix=given is not None),
+        files={FILE: hashes[0].result()} | beside,
         tensors_sha256=hashes[1].result().whole,
         size_bytes=length,
         folder_bytes=length,
-        weights=spec.weights,
+        weights=sum(p.tensor.weights for p in planned),
         bits_per_weight=bits_per_weight(planned),
         effective_types=effective_types(planned),
         source=source,
         tools={"llama.cpp": engine.version()},
         platform=f"{platform.system()} {platform.machine()}, {engine.instruction_set()}",
         tensors=hashes[1].result().each,
+        dropped=arrange.dropped(spec),
+        imatrix=given.used(planned) if given else None,
+        routers=router_types(planned),
     )
 
 
-def check(checkpoint: Checkpoint, spec: ModelSpec) -> None:
+def check(checkpoint: Checkpoint, spec: ModelSpec, problems: list[PipelineError] | None = None) -> None:
     """What the file must carry besides tensors: vocabulary, pre-tokenizer, special tokens, rope.
 
     Raises:
-        TokenizerError, CheckpointError: the first that it cannot.
+        TokenizerError, CheckpointError: the first that it cannot; with `problems` all go there.
     """
-    metadata(spec, Tokenizer(checkpoint.path), checkpoint.config, SCHEMES["f32"], "")
+    check_metadata(spec, checkpoint, problems)
+
+
+def _write_calibration(folder: Path, given: importance.Given | None) -> dict[str, str]:
+    """Writes the ids int32 [windows, context] of the text of an importance matrix, which is compared with whatever is
+    scored later; returns the file's hash by its name.
+    """
+    if given is None or given.imatrix.calibration is None:
+        return {}
+    path = folder / CALIBRATION_FILE
+    np.save(path, given.imatrix.calibration.ids)
+    return {path.name: sha256(path)}
 
 
 def _write_header(
-    path: Path, checkpoint: Checkpoint, tokenizer: Tokenizer, spec: ModelSpec, scheme: Scheme, planned: list[Planned]
+    path: Path,
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    spec: ModelSpec,
+    scheme: Scheme,
+    planned: list[Planned],
+    more: list[header.Pair],
 ) -> tuple[list[_Place], int]:
-    """Header and tensor table; returns where each tensor goes and the length of the whole file."""
+    """Header, with `more` keys, and tensor table; returns where each tensor goes and the length of the whole file."""
     name = checkpoint.name.rpartition("/")[2]  # of a Hub id: the folder that it would be cloned to
     pairs = metadata(spec, tokenizer, checkpoint.config, scheme, name)
     rows = [(gguf_name(p.tensor), p.tensor.shape, GGML_TYPES[p.encoding], p.bytes) for p in planned]
-    data = header.pack(pairs, rows)
+    data = header.pack([*pairs, *more], rows)
     path.write_bytes(data)
     *begins, end = (len(data) + offset for offset in header.offsets(p.bytes for p in planned))
     return [_Place(p, begin) for p, begin in zip(planned, begins, strict=True)], end
 
 
-def _write_tensors(path: Path, checkpoint: Checkpoint, places: list[_Place], length: int, advance: Advance) -> None:
-    offsets = {place.planned.tensor.name: place.offset for place in places}
+def _encoder(
+    checkpoint: Checkpoint, spec: ModelSpec, values: Mapping[str, NDArray[np.float32]]
+) -> Callable[[Rows], NDArray[np.uint8]]:
+    """What reads rows of a planned tensor and makes blocks uint8 [rows, row bytes] of them."""
+    changes = {part.name: part.change for part in arrange.arranged(spec)}
+
+    def encoded(rows: Rows) -> NDArray[np.uint8]:
+        tensor, name = rows.planned.tensor, gguf_name(rows.planned.tensor)
+        weights = checkpoint.rows(tensor, rows.start, rows.count)
+        if (change := changes[name]) is not None:
+            weights = change(weights)
+        if name not in values:
+            return kernels.quantize(rows.planned.encoding, weights)
+        of_each = values[name]
+        height = tensor.rows // len(of_each)  # of one expert, whose inputs have an importance of their own
+        parts, at = [], 0
+        while at < rows.count:
+            expert = (rows.start + at) // height
+            end = min(rows.count, (expert + 1) * height - rows.start)
+            parts.append(kernels.quantize(rows.planned.encoding, weights[at:end], of_each[expert]))
+            at = end
+        return np.concatenate(parts)
+
+    return encoded
+
+
+def _write_tensors(
+    path: Path,
+    source: Path,
+    places: list[_Place],
+    length: int,
+    encoded: Callable[[Rows], NDArray[np.uint8]],
+    advance: Advance,
+) -> None:
+    offsets = {gguf_name(place.planned.tensor): place.offset for place in places}
     with opened(path, length) as descriptor:
 
         def encode(rows: Rows) -> None:
-            name = rows.planned.tensor.name
-            blocks = kernels.quantize(rows.planned.encoding, checkpoint.rows(name, rows.start, rows.count))
-            pwrite(descriptor, blocks, offsets[name] + rows.start * blocks.shape[1])
+            blocks = encoded(rows)
+            pwrite(descriptor, blocks, offsets[gguf_name(rows.planned.tensor)] + rows.start * blocks.shape[1])
 
-        encode_all(checkpoint.path, [place.planned for place in places], encode, advance)
+        encode_all(source, [place.planned for place in places], encode, advance)
 
 
 def _shown(tensor: reader.StoredTensor) -> str:

@@ -51,7 +51,7 @@ def score(path: Path, ids: np.ndarray, start: int = 0, **settings: Any) -> np.nd
 
 
 def reference(source: Path, ids: np.ndarray) -> np.ndarray:
-    from pipeline.torch_forward import of_checkpoint
+    from pipeline.torch_runtime import of_checkpoint
 
     with Checkpoint(source) as checkpoint:
         (logits,) = of_checkpoint(checkpoint, threads=2).score(ids, 0)

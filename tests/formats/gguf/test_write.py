@@ -100,6 +100,7 @@ def test_the_file_type_is_the_schemes(scheme: str, tmp_path: Path) -> None:
         **{"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q6_k": 18, "q5_k_m": 17, "q5_k_s": 16, "q5_1": 9, "q5_0": 8},
         **{"q4_k_m": 15, "q4_k_s": 14, "q4_1": 3, "q4_0": 2, "iq4_nl": 25, "iq4_xs": 30},
         **{"q3_k_l": 13, "q3_k_m": 12, "q3_k_s": 11, "q2_k": 10},
+        **{"iq3_s": 26, "iq3_xxs": 23, "iq2_s": 28, "iq2_xs": 20, "iq2_xxs": 19, "iq1_m": 31},
     }
     assert oracle.field(path, "general.file_type") == ftypes[scheme]
 
