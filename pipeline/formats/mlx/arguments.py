@@ -1,26 +1,22 @@
 """A config.json as mlx-lm understands it, which is not always what transformers makes of the same file.
 
-Source: the behaviour of mlx-lm 0.32.2 (models/qwen2.py and qwen3.py: ModelArgs; models/rope_utils.py).
+Source: the behaviour of mlx-lm 0.32.2 (model_files.py; models/rope_utils.py: initialize_rope).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.errors import ArtifactError, CheckpointError, listed
+from pipeline.formats.mlx.model_files import MODEL_FILES, ROPE_PARAMETERS, YARN, ModelFile
 from pipeline.models import spec_of
+from pipeline.models.settings import is_positive
 from pipeline.types import ModelSpec
 
-REQUIRED = (
-    *("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
-    *("rms_norm_eps", "vocab_size"),
-)
-QWEN3_REQUIRED = ("max_position_embeddings", "head_dim", "tie_word_embeddings")
-QWEN2_DEFAULTS = {"max_position_embeddings": 32_768, "rope_theta": 1_000_000.0, "tie_word_embeddings": True}
-
-YARN = {"original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1, "mscale": 1, "mscale_all_dim": 0}
-"""What YarnRoPE takes, and its defaults."""
+POSITIONS = ("mrope_section", "mrope_interleaved")
+"""Keys of a rope of several positions: in a text they are one and the same, and mlx-lm reads neither."""
 
 MOST = 1e9  # no factor is; infinity is none either
 
@@ -38,42 +34,79 @@ def read_spec(config: dict[str, Any]) -> ModelSpec:
 
 
 def as_read(config: dict[str, Any]) -> dict[str, Any]:
-    """The same settings in keys that transformers and pipeline.models read as mlx-lm reads the given ones.
+    """The same settings in keys that transformers and pipeline.models read as mlx-lm reads the given ones; of a larger
+    model, those of its text part.
 
     Raises:
-        ArtifactError: a key that mlx-lm needs is missing, or one that no Qwen model is trained with.
+        ArtifactError: a key that mlx-lm needs is missing, or one has a value that it cannot build or that no Qwen model
+            is trained with.
     """
-    read = {key: value for key, value in config.items() if key not in {"rope_parameters", "rope_scaling"}}
-    scaling = config.get("rope_scaling")
-    match config.get("model_type"):
-        case "qwen2":
-            read = QWEN2_DEFAULTS | read
-            read.pop("head_dim", None)  # it takes hidden_size / num_attention_heads
-        case "qwen3":
-            parameters = config.get("rope_parameters") or {}
-            scaling = scaling or parameters
-            if read.get("rope_theta") is None and isinstance(parameters, dict):
-                read["rope_theta"] = parameters.get("rope_theta")
-        case _:
-            return config
-    required = [*REQUIRED, *(QWEN3_REQUIRED if config["model_type"] == "qwen3" else ()), "rope_theta"]
-    problems = [f"{key} is missing" for key in required if read.get(key) is None]
-    if read.get("rope_traditional"):
-        problems.append("rope_traditional: pairs of neighbours are rotated, which no Qwen model is trained with")
+    model_type = str(config.get("model_type"))
+    file = MODEL_FILES.get(model_type)
+    if file is None:
+        return config
+    found = taken(config, file)
+    settings = rope(found, file)
+    settings["rope_scaling"] = _scaling(settings["rope_scaling"])
+    read = {**file.defaults, **found, **file.fixed, **settings, "model_type": model_type}
+    problems = [f"{key} is missing" for key in file.required if read.get(key) is None]
+    problems += _problems(read, file)
     if problems:
-        raise ArtifactError(f"config.json of {config['model_type']}, as mlx-lm reads it:\n{listed(problems)}")
-    return read | {"rope_scaling": _scaling(scaling) if isinstance(scaling, dict) else scaling}
+        raise ArtifactError(f"config.json of {model_type}, as mlx-lm reads it:\n{listed(problems)}")
+    ignored = {"rope_parameters", "num_local_experts"}
+    if "full_attention_interval" in file.defaults:
+        ignored.add("layer_types")
+    width, heads = read["hidden_size"], read["num_attention_heads"]
+    if read.get("head_dim") is None and is_positive(width) and is_positive(heads):
+        read["head_dim"] = width // heads
+    return {key: value for key, value in read.items() if key not in ignored}
 
 
-def _scaling(found: dict[str, Any]) -> dict[str, Any] | None:
+def taken(config: Mapping[str, Any], file: ModelFile) -> dict[str, Any]:
+    """The settings that mlx-lm takes: config.json's own, or those of its text_config where its file looks there.
+
+    Raises:
+        ArtifactError: a text_config that is no object.
+    """
+    if not file.nested or "text_config" not in config:
+        return {**config}
+    if not isinstance(config["text_config"], dict):
+        raise ArtifactError(f"config.json: text_config must be an object, found {config['text_config']!r}")
+    return {**config["text_config"]}
+
+
+def rope(found: Mapping[str, Any], file: ModelFile) -> dict[str, Any]:
+    """rope_scaling as mlx-lm takes it of settings, and of rope_theta and partial_rotary_factor those that it does not
+    take from beside it.
+    """
+    scaling, parameters = found.get("rope_scaling"), found.get("rope_parameters")
+    if file.rope == "nowhere":
+        return {"rope_scaling": None}
+    if parameters and not isinstance(parameters, dict):
+        return {"rope_scaling": parameters}  # refused by its kind
+    theta = {}
+    if file.rope == "either" and parameters:
+        scaling = parameters if scaling is None else scaling
+        theta = {"rope_theta": parameters.get("rope_theta")} if found.get("rope_theta") is None else {}
+    elif file.rope == "rope_parameters":
+        if parameters or "rope_parameters" not in found:  # then what stands beside them is not read
+            found = scaling = parameters or {}
+        theta = {key: found.get(key, default) for key, default in ROPE_PARAMETERS.items()}
+    return {**theta, "rope_scaling": scaling}
+
+
+def _scaling(found: Any) -> Any:
     """transformers' keys for what initialize_rope does; theta does not come from here."""
+    if not isinstance(found, dict):
+        return found
+    positions = {key: found[key] for key in POSITIONS if key in found}
     kind = found.get("type") or found.get("rope_type", "default")
-    if kind == "default":
-        return None
+    if kind in ("default", "mrope"):
+        return {"rope_type": "default", **positions} if positions else None
     if kind != "yarn":
-        return {"rope_type": kind, "factor": found.get("factor")}
+        return {"rope_type": kind, "factor": found.get("factor"), **positions}
     own = YARN | {key: value for key, value in found.items() if key in YARN}
-    scaling: dict[str, Any] = {"rope_type": kind, "factor": found.get("factor"), **own}
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": found.get("factor"), **own, **positions}
     factor, *numbers = (scaling[key] for key in ("factor", "mscale", "mscale_all_dim"))
     if not all(isinstance(n, int | float) and abs(n) < MOST for n in (factor, *numbers)) or factor < 1:
         return scaling  # refused by its keys and values
@@ -83,3 +116,12 @@ def _scaling(found: dict[str, Any]) -> dict[str, Any] | None:
     for key in ("mscale", "mscale_all_dim"):
         del scaling[key]
     return scaling | {"attention_factor": above / below}
+
+
+def _problems(read: Mapping[str, Any], file: ModelFile) -> Iterator[str]:
+    """What mlx-lm does not run, or runs as no Qwen model is trained."""
+    if file.traditional and read.get("rope_traditional"):
+        yield "rope_traditional: pairs of neighbours are rotated, which no Qwen model is trained with"
+    interval, layers = (read.get(key) for key in ("full_attention_interval", "num_hidden_layers"))
+    if is_positive(interval) and is_positive(layers) and interval > layers:
+        yield f"full_attention_interval {interval}: it needs one layer of attention among num_hidden_layers, {layers}"

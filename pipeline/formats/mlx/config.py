@@ -1,7 +1,7 @@
 """config.json of an MLX folder: the checkpoint's own, as mlx-lm reads it, with what says how weights are packed.
 
-Source: mlx-lm 0.32.2 (utils.py: load_config, quantize_model, save_config; models/qwen2.py, qwen3.py: ModelArgs;
-models/rope_utils.py: YarnRoPE). The way back is arguments.py.
+Source: mlx-lm 0.32.2 (utils.py: load_config, quantize_model, save_config; model_files.py; models/rope_utils.py:
+YarnRoPE). The way back is arguments.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.errors import CheckpointError
-from pipeline.formats.mlx.arguments import YARN
+from pipeline.formats.mlx.arguments import rope
+from pipeline.formats.mlx.arrange import ROUTERS, is_packable
+from pipeline.formats.mlx.model_files import DELTA, EVERY_LAYER, MODEL_FILES, YARN, ModelFile
 from pipeline.formats.mlx.schemes import AFFINE_DEFAULT, FLOATS, PACKINGS, Packing, Scheme
 from pipeline.types import ModelSpec, Planned, Rope
 
@@ -45,62 +47,138 @@ def config_text(
         written["quantization"] = written["quantization_config"] = _quantization(scheme, planned)
     elif spec.dtype is not None and FLOATS[spec.dtype] != scheme.base:
         own = next(name for name, encoding in FLOATS.items() if encoding == scheme.base)
-        written |= {key: own for key in ("torch_dtype", "dtype") if key in written}
+        for part in (written, written.get("text_config") or {}):
+            part |= {key: own for key in ("torch_dtype", "dtype") if key in part}
     return json.dumps(_tagged(dict(sorted(written.items()))), indent=4)
 
 
 def normalised(config: Mapping[str, Any], spec: ModelSpec) -> dict[str, Any]:
-    """A checkpoint's config.json with each key that mlx-lm needs and lacks or would read otherwise than transformers.
+    """A checkpoint's config.json with each key that mlx-lm needs and lacks or would read otherwise than transformers;
+    of a larger model the text part's alone, or in its text_config where mlx-lm looks there.
 
-    Those are what transformers 5 writes elsewhere (rope_parameters, dtype) and what it leaves out for defaults of its
-    own. Nothing else changes.
+    Those are what transformers 5 writes elsewhere (rope_parameters, dtype) or under another name (num_local_experts,
+    layer_types), and what it leaves out for defaults of its own. Nothing else changes.
 
     Raises:
         CheckpointError: mlx-lm has no way to compute what the checkpoint says.
     """
-    read = _read(spec)
-    changed = {key: value for key, value in read.items() if key not in config or config[key] != value}
-    if spec.model_type == "qwen2" and config.get("rope_traditional"):  # of mlx-lm alone
+    file = MODEL_FILES[spec.model_type]
+    outer, text = {key: value for key, value in config.items() if key != "text_config"}, config.get("text_config")
+    found = outer if text is None else {key: value for key, value in text.items() if key not in (*DROPPED, *CODE)}
+    if text is not None and not file.nested:
+        found = {**outer, **found}
+    read = _read(spec, file, found)
+    theirs = {**file.defaults, **found}
+    changed = {key: value for key, value in read.items() if key not in theirs or theirs[key] != value}
+    if file.traditional and found.get("rope_traditional"):  # of mlx-lm alone
         changed["rope_traditional"] = False
+    changed |= _rope(spec, file, found)
+    whole: dict[str, Any] = {"model_type": spec.model_type}
     if spec.dtype is not None and config.get("torch_dtype") != spec.dtype:
-        changed["torch_dtype"] = spec.dtype
-    wanted = _scaling(spec.rope)
-    if _computed(wanted) != _computed(_scaling_read(config, spec)):
-        changed["rope_scaling"] = wanted
-    return {**config, **changed}
+        whole["torch_dtype"] = spec.dtype
+    if text is not None and file.nested:
+        if "eos_token_id" in text and "eos_token_id" not in outer:  # mlx-lm looks for it there alone
+            whole["eos_token_id"] = text["eos_token_id"]
+        return {**outer, "text_config": {**found, **changed}, **whole}
+    return {**found, **changed, **whole}
 
 
-def _read(spec: ModelSpec) -> dict[str, Any]:
-    """The keys that mlx-lm's ModelArgs take besides rope_scaling."""
-    read = {
-        "model_type": spec.model_type,
+def _read(spec: ModelSpec, file: ModelFile, found: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that mlx-lm's ModelArgs take, but what the rope is scaled by.
+
+    Raises:
+        CheckpointError: it takes another value than the checkpoint's whatever config.json says.
+    """
+    values: dict[str, Any] = {
         "hidden_size": spec.d_model,
         "num_hidden_layers": spec.n_layers,
         "intermediate_size": spec.d_ff,
         "num_attention_heads": spec.n_heads,
         "num_key_value_heads": spec.n_kv_heads,
+        "head_dim": spec.head_dim,
         "rms_norm_eps": spec.norm_eps,
         "vocab_size": spec.vocab_size,
         "max_position_embeddings": spec.context_length,
         "rope_theta": spec.rope.theta,
+        "partial_rotary_factor": _share(spec, found.get("partial_rotary_factor")),
         "tie_word_embeddings": spec.tied,
     }
-    if spec.model_type == "qwen3":
-        return read | {"head_dim": spec.head_dim}
-    if spec.head_dim * spec.n_heads != spec.d_model:
+    if (experts := spec.experts) is not None:
+        values |= {
+            "intermediate_size": spec.d_ff or experts.d_ff,  # of layers without experts, and there are none
+            "num_experts": experts.count,
+            "num_experts_per_tok": experts.used,
+            "moe_intermediate_size": experts.d_ff,
+            "shared_expert_intermediate_size": experts.shared_d_ff,
+            "norm_topk_prob": experts.norm_topk,
+            **EVERY_LAYER,
+        }
+    if (delta := spec.delta) is not None:
+        sizes = (delta.conv, delta.k_heads, delta.v_heads, delta.k_dim, delta.v_dim)
+        values |= {**dict(zip(DELTA, sizes, strict=True)), "full_attention_interval": _interval(spec)}
+    for key, fixed in file.fixed.items():
+        _check_fixed(spec, key, values[key], fixed)
+    return {key: values[key] for key in (*file.required, *file.defaults)}
+
+
+def _check_fixed(spec: ModelSpec, key: str, value: Any, fixed: Any) -> None:
+    is_same, takes = value == fixed, json.dumps(fixed)
+    if fixed is None:
+        is_same = value * spec.n_heads == spec.d_model
+        takes = f"hidden_size / num_attention_heads, {spec.d_model} / {spec.n_heads},"
+    if not is_same:
         raise CheckpointError(
-            f"config.json: head_dim is {spec.head_dim}, but mlx-lm takes hidden_size / num_attention_heads, "
-            f"{spec.d_model} / {spec.n_heads}, for every {spec.model_type}. MLX cannot hold this checkpoint."
+            f"config.json: {key} is {json.dumps(value)}, but mlx-lm takes {takes} for every {spec.model_type}. "
+            "MLX cannot hold this checkpoint."
         )
-    return read
 
 
-def _scaling_read(config: Mapping[str, Any], spec: ModelSpec) -> Mapping[str, Any]:
-    """What mlx-lm takes as rope_scaling."""
-    found = config.get("rope_scaling")
-    if found is None and spec.model_type == "qwen3":
-        found = config.get("rope_parameters")
-    return found or {}
+def _interval(spec: ModelSpec) -> int:
+    """Every how many layers one has attention.
+
+    Raises:
+        CheckpointError: they do not lie as regularly.
+    """
+    attention = [layer for layer in range(spec.n_layers) if layer not in spec.linear]
+    interval = attention[0] + 1 if attention else 0
+    if not attention or attention != [*range(interval - 1, spec.n_layers, interval)]:
+        raise CheckpointError(
+            f"config.json: layer_types: full attention in layers {', '.join(map(str, attention)) or '(none)'}, counted "
+            "from 0, but mlx-lm has it in every n-th layer (full_attention_interval). MLX cannot hold this checkpoint."
+        )
+    return interval
+
+
+def _share(spec: ModelSpec, found: Any) -> float:
+    """The share of a head that is rotated: the found one where mlx-lm rotates as much by it."""
+    dims = spec.head_dim if spec.rope.dims is None else spec.rope.dims
+    if isinstance(found, int | float) and int(spec.head_dim * found) == dims:
+        return found
+    share = dims / spec.head_dim
+    return share if int(spec.head_dim * share) == dims else math.nextafter(share, 1)
+
+
+def _rope(spec: ModelSpec, file: ModelFile, found: Mapping[str, Any]) -> dict[str, Any]:
+    """What to change for mlx-lm to scale the rope, and to take the rest of it where that lies in the same place.
+
+    Raises:
+        CheckpointError: a scaling that mlx-lm does not compute.
+    """
+    if file.rope == "nowhere":
+        if spec.rope.scaling is not None:
+            raise CheckpointError(
+                f"config.json: rope scaling is {spec.rope.scaling}, but mlx-lm scales no rope of {spec.model_type}: "
+                "the artifact would run wrong. MLX cannot hold this checkpoint."
+            )
+        return {"rope_scaling": None} if found.get("rope_scaling") else {}  # a file that scales none may refuse any
+    wanted, theirs = _scaling(spec.rope), rope(found, file)
+    is_same = _computed(wanted) == _computed(theirs["rope_scaling"] or {})
+    if file.rope != "rope_parameters":
+        return {} if is_same else {"rope_scaling": wanted}
+    own = {"rope_theta": spec.rope.theta, "partial_rotary_factor": _share(spec, theirs["partial_rotary_factor"])}
+    if is_same and all(theirs[key] == value for key, value in own.items()):
+        return {}
+    return {"rope_parameters": {**wanted, **own, "mrope_section": [*spec.rope.sections], "mrope_interleaved": True}}
 
 
 def _scaling(rope: Rope) -> dict[str, Any]:
@@ -139,11 +217,17 @@ def _computed(scaling: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _quantization(scheme: Scheme, planned: Sequence[Planned]) -> dict[str, Any]:
-    """One packing for all, and of a mixed recipe that of every matrix by its path."""
-    if scheme.high is None:
-        return _packed(PACKINGS[scheme.base])
-    paths = {p.tensor.name.removesuffix(".weight"): PACKINGS[p.encoding] for p in planned if p.encoding in PACKINGS}
-    return _packed(AFFINE_DEFAULT) | {path: _packed(packing) for path, packing in paths.items()}
+    """One packing for all, and by their paths those of routers, or of a mixed recipe those of all matrices."""
+    matrices = {p.tensor.name.removesuffix(".weight"): p for p in planned if is_packable(p.tensor)}
+    own: dict[str, Any] = {}
+    for path, p in matrices.items():
+        if (packing := PACKINGS.get(p.encoding)) is None:
+            own[path] = False
+        elif scheme.high is not None:
+            own[path] = _packed(packing)
+        elif p.tensor.role in ROUTERS:  # as mlx-lm's predicates have it: affine is what no mode means
+            own[path] = {"group_size": packing.group, "bits": packing.bits}
+    return _packed(AFFINE_DEFAULT if scheme.high else PACKINGS[scheme.base]) | own
 
 
 def _packed(packing: Packing) -> dict[str, Any]:

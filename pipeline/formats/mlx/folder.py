@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from pipeline.formats import TensorHashes, tensor_hashes
 from pipeline.formats.mlx.names import Part
-from pipeline.source.checkpoint import SINGLE
 from pipeline.source.safetensors import Stored
+from pipeline.source.shards import SINGLE
 
 SHARD_BYTES = 5 << 30
 """Of tensor data in one file; a larger tensor gets a file of its own."""

@@ -10,7 +10,8 @@ from pipeline.errors import ArtifactError, listed, some
 from pipeline.files import cached_sha256
 from pipeline.formats import bits_per_weight, effective_types
 from pipeline.formats.mlx import folder, reader
-from pipeline.formats.mlx.arguments import YARN
+from pipeline.formats.mlx.arrange import arranged, dropped
+from pipeline.formats.mlx.model_files import YARN
 from pipeline.formats.mlx.reader import MlxFolder
 from pipeline.models import spec_of
 from pipeline.source.checkpoint import Checkpoint
@@ -21,7 +22,7 @@ PATTERNS = ("*.json", reader.WEIGHTS, "tokenizer.model", "*.tiktoken", "*.txt", 
 """Files that mlx-lm fetches of a repository (utils.py: DEFAULT_ALLOW_PATTERNS), without code."""
 
 OURS = "artifact.json"  # what quantgate writes beside an artifact is none of its files
-READ_OTHERWISE = {"tie_word_embeddings", "rope_theta", "rope scaling"}
+READ_OTHERWISE = {"tie_word_embeddings", "rope_theta", "rope scaling", "rotated dims of a head", "norm_topk_prob"}
 
 FLOAT_SCHEMES = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}
 
@@ -46,8 +47,9 @@ def describe(path: Path, checkpoint: Checkpoint | None) -> Artifact:
     found = reader.read(path)
     if not (path / "tokenizer.json").is_file():
         raise ArtifactError(f"{path} holds no tokenizer.json, which mlx-lm needs. Fetch it from the same repository.")
-    if checkpoint is not None:
-        _check(found, checkpoint)
+    spec = None if checkpoint is None else spec_of(checkpoint.config, checkpoint.shapes)
+    if checkpoint is not None and spec is not None:
+        _check(found, checkpoint, spec)
     planned = [tensor.planned for tensor in found.tensors.values()]
     stored, files = folder.hashes(found.stored), _files(path)
     return Artifact(
@@ -65,6 +67,7 @@ def describe(path: Path, checkpoint: Checkpoint | None) -> Artifact:
         platform="made elsewhere",
         tensors=stored.each,
         path=str(path),
+        dropped=() if spec is None else dropped(spec),
     )
 
 
@@ -74,8 +77,7 @@ def _files(path: Path) -> list[Path]:
     return sorted(file for file in found if file.name != OURS and not file.name.startswith("."))
 
 
-def _check(found: MlxFolder, checkpoint: Checkpoint) -> None:
-    spec = spec_of(checkpoint.config)
+def _check(found: MlxFolder, checkpoint: Checkpoint, spec: ModelSpec) -> None:
     if found.spec.model_type != spec.model_type:  # the tensors and keys of another architecture bear other names
         problems = [f"model_type: expected {spec.model_type}, found {found.spec.model_type}"]
     else:
@@ -89,6 +91,7 @@ def _check(found: MlxFolder, checkpoint: Checkpoint) -> None:
 
 def _settings(found: ModelSpec, spec: ModelSpec) -> Iterator[str]:
     """What shapes do not show, as mlx-lm reads it: weights are right or wrong by these as well."""
+    used, norm, rotated, delta = zip(_of_parts(spec), _of_parts(found), strict=True)
     for key, ours, theirs in (
         ("num_hidden_layers", spec.n_layers, found.n_layers),
         ("num_attention_heads", spec.n_heads, found.n_heads),
@@ -97,10 +100,22 @@ def _settings(found: ModelSpec, spec: ModelSpec) -> Iterator[str]:
         ("rms_norm_eps", spec.norm_eps, found.norm_eps),
         ("rope_theta", spec.rope.theta, found.rope.theta),
         ("rope scaling", _scaling(spec.rope), _scaling(found.rope)),
+        ("rotated dims of a head", *rotated),
+        ("num_experts_per_tok", *used),
+        ("norm_topk_prob", *norm),
+        ("sizes of DeltaNets", *delta),
     ):
         if ours != theirs:
             reader_of_it = " as mlx-lm reads config.json" if key in READ_OTHERWISE else ""
             yield f"{key}: expected {ours}, found {theirs}{reader_of_it}"
+
+
+def _of_parts(spec: ModelSpec) -> tuple[int | None, bool | None, int | None, str | None]:
+    """Experts used and whether their weights are scaled, rotated dims, and DeltaNets; None where there are none."""
+    experts, delta = spec.experts, spec.delta
+    used, norm = (None, None) if experts is None else (experts.used, experts.norm_topk)
+    keys_and_values = "{0.k_heads} x {0.k_dim} of keys, {0.v_heads} x {0.v_dim} of values"
+    return used, norm, spec.rope.dims, None if delta is None else keys_and_values.format(delta)
 
 
 def _scaling(rope: Rope) -> str:
@@ -113,8 +128,8 @@ def _scaling(rope: Rope) -> str:
 
 
 def _shapes(found: MlxFolder, spec: ModelSpec) -> Iterator[str]:
-    expected = {tensor.name: tensor.shape for tensor in spec.tensors}
-    theirs = {tensor.name: tensor.shape for tensor in found.spec.tensors}
+    expected = {tensor.name: tensor.shape for tensor in arranged(spec)}
+    theirs = {tensor.name: tensor.shape for tensor in arranged(found.spec)}
     problems = [
         f"{name}: missing, expected {list(shape)}"
         if name not in theirs

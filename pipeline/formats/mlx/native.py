@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.formats.mlx import engine
+from pipeline.formats.mlx.schemes import BF16, F16, F32
 from pipeline.types import Engine
 
 HEAD_ROWS = 128  # logits of so many positions at once
 STEP = 2048  # tokens of a prompt at once: mlx_lm.generate's default
-KV_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+KV_TYPES = {"f32": F32, "f16": F16, "bf16": BF16}
 
 
 class MlxModel:
@@ -32,6 +33,7 @@ class MlxModel:
         mx = self._mx = engine.core()
         self._stream: Any = mx.new_thread_local_stream(engine.device(device))
         self._model: Any = engine.load_model(folder)
+        self._text: Any = getattr(self._model, "language_model", self._model)  # of a file that reads larger models
         self._cache: Any = None
         widened = device == "cpu"
         with mx.stream(self._stream):
@@ -39,8 +41,8 @@ class MlxModel:
                 self._model.set_dtype(mx.float32)
             # YaRN's frequencies are no parameters, and what is not computed yet belongs to this thread
             mx.eval([array for part in self._model.modules() for array in part.values() if isinstance(array, mx.array)])
-        dtype = self._model.model.norm.weight.dtype
-        self.vocab_size = int(self._model.args.vocab_size)
+        dtype = self._text.model.norm.weight.dtype
+        self.vocab_size = int(self._text.args.vocab_size)
         self.engine = Engine(
             name="mlx-lm in float32" if widened else "mlx-lm",
             version=engine.version(),
@@ -114,10 +116,10 @@ class MlxModel:
         """Hidden states [n, d_model] of `ids` [n], behind the last norm. Embeddings of mxfp4, mxfp8 and nvfp4 are
         bfloat16 even where all else is float32; that type holds each of their values, so nothing is lost.
         """
-        return self._model.model(ids[None], cache)[0]
+        return self._text.model(ids[None], cache)[0]
 
     def _head(self, hidden: Any) -> Any:
         """Logits [rows, vocab] of hidden states [rows, d_model]."""
-        if self._model.args.tie_word_embeddings:
-            return self._model.model.embed_tokens.as_linear(hidden)
-        return self._model.lm_head(hidden)
+        if "lm_head" in self._text:
+            return self._text.lm_head(hidden)
+        return self._text.model.embed_tokens.as_linear(hidden)

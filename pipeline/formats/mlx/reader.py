@@ -17,10 +17,11 @@ from pipeline.errors import ArtifactError, CheckpointError, listed, some
 from pipeline.files import read_object, reading
 from pipeline.formats.mlx import codec
 from pipeline.formats.mlx.arguments import read_spec
+from pipeline.formats.mlx.arrange import arranged, is_left_out, is_packable, renamed
 from pipeline.formats.mlx.names import Part, parts
 from pipeline.formats.mlx.schemes import FLOATS, PACKINGS, Packing
-from pipeline.source.checkpoint import INDEX
 from pipeline.source.safetensors import DTYPES, Stored, read_header, widened
+from pipeline.source.shards import INDEX
 from pipeline.types import Encoding, ModelSpec, Planned, TensorSpec
 
 WEIGHTS = "model*.safetensors"
@@ -31,9 +32,6 @@ DEFAULTS = {"affine": (64, 4), "mxfp4": (32, 4), "mxfp8": (32, 8), "nvfp4": (16,
 
 ONE_BYTE_SCALES = {(4, 16): "nvfp4", (4, 32): "mxfp4", (8, 32): "mxfp8"}
 """Modes by bits and group; affine scales are floats."""
-
-DROPPED = "self_attn.rotary_emb.inv_freq"
-"""Frequencies that old checkpoints hold and mlx-lm leaves out."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +46,8 @@ class MlxTensor:
 class MlxFolder:
     """A folder that mlx-lm loads.
 
-    `spec` is the architecture that it builds from `config`, `tensors` bear Hugging Face's names in file order, and
-    `stored` are their parts by their own names.
+    `spec` is the architecture that it builds from `config`, `tensors` are those of arrange.arranged by their names, and
+    `stored` are their parts by the names that the files have.
     """
 
     path: Path
@@ -74,17 +72,18 @@ def read(path: Path) -> MlxFolder:
         spec = read_spec(config)
     except ArtifactError as error:
         raise ArtifactError(f"{path}: {error}") from error
-    stored = _stored(path, files)
-    for name in [name for name in stored if _is_dropped(name, spec)]:
-        del stored[name]
+    stored = {name: part for name, part in _stored(path, files).items() if not is_left_out(name, spec)}
+    if spec.experts or spec.delta:
+        _refuse_raw(path, stored)
+    named = {renamed(name, spec): part for name, part in stored.items()}
     tensors, problems = {}, []
-    for tensor in spec.tensors:
+    for tensor in arranged(spec):
         try:
-            tensors[tensor.name] = _tensor(tensor, stored, config.get("quantization"))
+            tensors[tensor.name] = _tensor(tensor, named, config.get("quantization"))
         except ArtifactError as error:
             problems.append(f"{tensor.name}: {error}")
-    known = {part for name in (t.name for t in spec.tensors) for part in _part_names(name)}
-    problems += [f"{name}: not a tensor of {spec.model_type}" for name in sorted(stored.keys() - known)]
+    known = {part for tensor in arranged(spec) for part in _part_names(tensor.name)}
+    problems += [f"{name}: not a tensor of {spec.model_type}" for name in sorted(named.keys() - known)]
     if problems:
         raise ArtifactError(
             f"{path} does not hold what its config.json says:\n{listed(some(problems, 'tensors'))}\n"
@@ -121,7 +120,7 @@ def arrays(tensor: MlxTensor, start: int, count: int) -> tuple[NDArray[Any], ...
     """Rows [start, start + count) of each part as it is stored: float32, float16, uint32, uint8, or uint16 for the bits
     of bfloat16. A vector is one row.
     """
-    return tuple(_rows(part, start, count) for part in tensor.parts)
+    return tuple(_rows(part, tensor.planned.tensor.rows, start, count) for part in tensor.parts)
 
 
 def rows(tensor: MlxTensor, start: int, count: int) -> NDArray[np.float32]:
@@ -132,19 +131,18 @@ def rows(tensor: MlxTensor, start: int, count: int) -> NDArray[np.float32]:
 
 def whole(tensor: MlxTensor) -> NDArray[np.float32]:
     """All its weights, dequantized in float32, in the tensor's shape."""
-    shape = tensor.planned.tensor.shape
-    return rows(tensor, 0, int(np.prod(shape[:-1], initial=1))).reshape(shape)
+    spec = tensor.planned.tensor
+    return rows(tensor, 0, spec.rows).reshape(spec.shape)
 
 
-def _rows(part: Stored, start: int, count: int) -> NDArray[Any]:
-    dtype, columns = np.dtype(DTYPES[part.dtype]), part.shape[-1]
-    width = columns * dtype.itemsize
+def _rows(part: Stored, rows: int, start: int, count: int) -> NDArray[Any]:
+    width = part.size // rows
     with reading(part.file, ArtifactError), part.file.open("rb", buffering=0) as file:
         file.seek(part.offset + start * width)
         data = file.read(count * width)
     if len(data) < count * width:
         raise ArtifactError(f"{part.file} was cut short while it was read. Fetch it again.")
-    return np.frombuffer(data, dtype).reshape(count, columns)
+    return np.frombuffer(data, DTYPES[part.dtype]).reshape(count, -1)
 
 
 def _refuse(path: Path, config: dict[str, Any]) -> None:
@@ -195,9 +193,18 @@ def _stored(path: Path, files: Sequence[Path]) -> dict[str, Stored]:
     return stored
 
 
-def _is_dropped(name: str, spec: ModelSpec) -> bool:
-    """What mlx-lm takes out before it looks (the models' `sanitize`); a quantized head of a tied model it does not."""
-    return (spec.tied and name == "lm_head.weight") or (spec.model_type == "qwen2" and DROPPED in name)
+def _refuse_raw(path: Path, stored: Mapping[str, Stored]) -> None:
+    """Tensors as transformers arranges them; dense models have them as mlx-lm does."""
+    raw = [
+        name
+        for name, part in stored.items()
+        if ".experts." in name or (name.endswith("conv1d.weight") and part.shape[-1:] != (1,))
+    ]
+    if raw:
+        raise ArtifactError(
+            f"{path} holds tensors as a checkpoint does, which mlx-lm rearranges whenever it loads them:\n"
+            f"{listed(some(sorted(raw), 'tensors'))}\nConvert it, and give the folder that comes of it."
+        )
 
 
 def _part_names(name: str) -> Iterator[str]:
@@ -241,11 +248,11 @@ def _encoding(tensor: TensorSpec, stored: Mapping[str, Stored], quantization: di
         raise ArtifactError(f"missing, expected {list(tensor.shape)}")
     scales = stored.get(f"{stem}.scales")
     own = (quantization or {}).get(stem)
-    is_matrix = len(tensor.shape) == 2
+    is_matrix = is_packable(tensor)
     packed = quantization is not None and is_matrix and (scales is not None if own is None else bool(own))
     if not packed:
         if weight.dtype not in STORED:
-            why = "config.json says that it is not quantized" if is_matrix else "vectors are not packed"
+            why = "config.json says that it is not quantized" if is_matrix else "only matrices are packed"
             raise ArtifactError(f"{weight.dtype} {list(weight.shape)} is not {', '.join(STORED)}, and {why}")
         return STORED[weight.dtype]
     if scales is None:

@@ -14,14 +14,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import ArtifactError, ParamsError, suggestion
+from pipeline.errors import ArtifactError, MeasurementError, ParamsError, suggestion
 from pipeline.formats import refuse_settings
 from pipeline.formats.mlx import engine, reader
 from pipeline.formats.mlx.arguments import as_read
-from pipeline.formats.mlx.native import KV_BYTES, MlxModel
+from pipeline.formats.mlx.arrange import restored
+from pipeline.formats.mlx.native import KV_TYPES, MlxModel
 from pipeline.formats.mlx.reader import MlxFolder
-from pipeline.torch_forward import TorchRuntime, of_tensors
-from pipeline.types import Artifact, Engine, Messages, Prompt, Reply, Scorer
+from pipeline.models import text_config
+from pipeline.models.numbers import kv_bytes, state_bytes
+from pipeline.runtimes import Messages, Prompt, Reply, Scorer
+from pipeline.torch_runtime import TorchRuntime, of_tensors
+from pipeline.types import Artifact, Engine
 
 DEVICES = ("auto", "cpu")
 KV_STEP = 256  # mlx-lm's caches grow by so many positions
@@ -65,7 +69,21 @@ def check_window(scheme: object, window: int) -> None:
 
 
 def check_lengths(folder: Path, artifact: Artifact, window: int, conversation: int = 0) -> None:
-    """Refuse windows and conversations longer than the artifact takes: it takes any."""
+    """Windows and conversations may be of any length, but where torch scores, it holds all weights in float32.
+
+    Raises:
+        MeasurementError: the machine has not as much memory.
+    """
+    if _on_gpu("auto"):
+        return
+    import psutil
+
+    needed, total = 4 * artifact.weights, psutil.virtual_memory().total
+    if needed > total:
+        raise MeasurementError(
+            f"{folder}: scored off Apple Silicon its weights take {needed / 1e9:.0f} GB in float32, this machine has "
+            f"{total / 1e9:.0f} GB of memory. Evaluate it on a Mac, or on a larger machine."
+        )
 
 
 def _on_gpu(device: str) -> bool:
@@ -120,9 +138,9 @@ class MlxRuntime:
     @property
     def kv_bytes(self) -> int:
         """See Runtime."""
-        spec = self._source.spec
-        values = 2 * spec.n_layers * spec.n_kv_heads * spec.head_dim * -(-self._context // KV_STEP) * KV_STEP
-        return values * KV_BYTES[self._mlx.engine.kv_type]
+        spec, value = self._source.spec, KV_TYPES[self._mlx.engine.kv_type]
+        tokens = -(-self._context // KV_STEP) * KV_STEP
+        return kv_bytes(spec, tokens, value) + state_bytes(spec, value.block_bytes)
 
     @cached_property
     def _mlx(self) -> MlxModel:
@@ -130,9 +148,9 @@ class MlxRuntime:
 
     @cached_property
     def _torch(self) -> TorchRuntime:
-        read = as_read(self._source.config)  # transformers' own defaults are others
+        read = text_config(as_read(self._source.config))  # transformers' own defaults are others
         kept = {key: value for key, value in read.items() if not key.startswith("quantization")}
-        weights = {name: reader.whole(tensor) for name, tensor in self._source.tensors.items()}
+        weights = dict(restored(self._source.spec, lambda name: reader.whole(self._source.tensors[name])))
         return of_tensors(self._source.path, kept, weights, SCORED_BY, self._threads)
 
     @property

@@ -13,21 +13,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import ArtifactError, QuantizationError
+from pipeline.errors import ArtifactError, PipelineError, QuantizationError, gathered, together
 from pipeline.files import sha256
-from pipeline.formats import bits_per_weight, carried, effective_types
+from pipeline.formats import bits_per_weight, carried, effective_types, router_types
 from pipeline.formats.mlx import codec, kernels
+from pipeline.formats.mlx.arrange import dropped, is_offset
 from pipeline.formats.mlx.config import config_text, normalised
 from pipeline.formats.mlx.folder import Shard, hashes, index_text, shards
-from pipeline.formats.mlx.names import ordered, parts
+from pipeline.formats.mlx.names import parts
 from pipeline.formats.mlx.plan import float_of, plan
 from pipeline.formats.mlx.schemes import NVFP4, PACKINGS, Scheme
 from pipeline.formats.mlx.schemes import scheme as scheme_of
 from pipeline.formats.streaming import Rows, check_disk, encode_all, opened, pwrite
 from pipeline.models import spec_of
 from pipeline.progress import Advance, silent
-from pipeline.source.checkpoint import INDEX, Checkpoint
+from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.safetensors import Stored, read_header, widened
+from pipeline.source.shards import INDEX
 from pipeline.types import Artifact, Encoding, ModelSpec, Planned
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -48,9 +50,11 @@ def write(
     """Fill `folder` with what mlx-lm loads; `advance` is told of weights done. No MLX scheme takes `types`.
 
     Memory stays at a few blocks of rows and the vocabulary. Tensors, shards, index and config.json are byte-identical
-    to what `mlx_lm.convert` makes of a checkpoint that it reads as transformers does (config.normalised).
+    to what `mlx_lm.convert` makes of a checkpoint that it reads as transformers does (config.normalised), but for
+    routers and decays (plan); the index counts all weights.
 
     Raises:
+        PipelineError: several of the following, as far as they are known before a weight is read, but for the disk.
         ParamsError: an unknown scheme, or types.
         CheckpointError: tensors missing, unknown or of another shape, all listed; a config that mlx-lm cannot follow.
         TokenizerError: no tokenizer.json, or one of another checkpoint.
@@ -59,11 +63,14 @@ def write(
         ArtifactError: what was written does not read back as planned.
     """
     scheme = scheme_of(scheme_name, types, sizes)
-    spec = spec_of(checkpoint.config)
-    checkpoint.check(spec)
-    spec = checkpoint.typed(spec)
-    planned = ordered(plan(spec, scheme))
-    generation = carried.generation(checkpoint, spec)
+    with together(checkpoint.problems) as problems, gathered(problems):
+        spec = spec_of(checkpoint.config, checkpoint.shapes)
+        with gathered(problems):
+            checkpoint.check(spec)
+        spec = spec if problems else checkpoint.typed(spec)
+        check(checkpoint, spec, problems)
+        planned = plan(spec, scheme)
+    generation = checkpoint.tokenizer.generation or {}
     files = shards(part for p in planned for part in parts(p))
     texts = {
         "config.json": config_text(checkpoint.config, generation, spec, scheme, planned),
@@ -95,17 +102,20 @@ def write(
         tools=kernels.tools(),
         platform=f"{platform.system()} {platform.machine()}",
         tensors=tensors.result().each,
+        dropped=dropped(spec),
+        routers=router_types(planned),
     )
 
 
-def check(checkpoint: Checkpoint, spec: ModelSpec) -> None:
+def check(checkpoint: Checkpoint, spec: ModelSpec, problems: list[PipelineError] | None = None) -> None:
     """What the folder must carry besides tensors: a tokenizer, and a config that mlx-lm can follow.
 
     Raises:
-        TokenizerError, CheckpointError: the first that it cannot.
+        TokenizerError, CheckpointError: the first that it cannot; with `problems` all go there.
     """
-    carried.generation(checkpoint, spec)
-    normalised(checkpoint.config, spec)
+    carried.check(checkpoint, spec, problems)
+    with gathered(problems):
+        normalised(checkpoint.config, spec)
 
 
 @dataclass(frozen=True)
@@ -133,8 +143,9 @@ def _write_tensors(
             places |= {name: _Place(descriptor, offset) for name, offset in shard.offsets.items()}
 
         def encode(rows: Rows) -> None:
-            stored = checkpoint.stored_rows(rows.planned.tensor.name, rows.start, rows.count)
-            arrays = _encoded(rows.planned, float_of(rows.planned.tensor, spec, scheme), stored)
+            tensor = rows.planned.tensor
+            stored = checkpoint.stored_rows(tensor, rows.start, rows.count)
+            arrays = _encoded(rows.planned, float_of(tensor, spec, scheme), stored, is_offset(tensor, spec))
             for part, array in zip(parts(rows.planned), arrays, strict=True):
                 place = places[part.name]
                 pwrite(place.descriptor, array, place.offset + rows.start * array[0].nbytes)
@@ -142,13 +153,15 @@ def _write_tensors(
         encode_all(checkpoint.path, planned, encode, advance, kernels.SPARE)
 
 
-def _encoded(planned: Planned, own: Encoding, stored: NDArray[Any]) -> Sequence[NDArray[Any]]:
-    """The rows of each part: weights as the checkpoint stores them are cast to their `own` float type, then packed."""
+def _encoded(planned: Planned, own: Encoding, stored: NDArray[Any], offset: bool) -> Sequence[NDArray[Any]]:
+    """The rows of each part: weights as the checkpoint stores them, with 1 added in float32 where they are `offset`,
+    are cast to their `own` float type, then packed.
+    """
     largest = _largest(stored)
     if not largest < np.inf:
         raise QuantizationError("weights that are not finite", int((~np.isfinite(widened(stored))).sum()))
-    if planned.tensor.dtype != own.name:
-        stored = codec.narrow(widened(stored), own)
+    if offset or planned.tensor.dtype != own.name:
+        stored = codec.narrow(widened(stored) + np.float32(1) if offset else widened(stored), own)
         largest = _largest(stored)
     packing = PACKINGS.get(planned.encoding)
     most = FLOAT32_MAX if packing is None else MOST_OF_NVFP4 if planned.encoding == NVFP4 else FLOAT32_MAX / 2

@@ -212,20 +212,20 @@ def test_a_group_of_no_weights_is_refused(int4: Path, tmp_path: Path) -> None:
 
 def test_of_many_problems_some_are_shown(int4: Path, tmp_path: Path) -> None:
     _, *problems, more, _ = refusal(rewritten(int4, tmp_path / "a", {"hidden_size": 64})).splitlines()
-    assert problems[0] == "  - model.layers.0.input_layernorm.weight: expected [64] BF16, found [128] BF16"
+    assert problems[0] == "  - model.layers.0.self_attn.o_proj.weight: expected [64, 8] U32, found [128, 8] U32"
     assert (len(problems), more) == (5, "  - … and 4 more tensors")
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "size"), [(f"{DOWN}.weight", "F32", 4), ("model.norm.weight", "I32", 2), (UP, "F8_E4M3", 1)]
+    ("name", "dtype", "size"), [(f"{DOWN}.weight", "F32", 4), ("model.norm.weight", "I32", 4), (UP, "F8_E4M3", 1)]
 )
 def test_dtypes_that_no_tensor_of_its_kind_has(name: str, dtype: str, size: int, int4: Path, tmp_path: Path) -> None:
     """mlx-lm looks at shapes alone, and would compute nonsense."""
     name = name if name.endswith("weight") else f"{name}.weight"
 
     def change(tensors: Tensors) -> None:
-        _, shape, data = tensors[name]
-        tensors[name] = dtype, shape, bytes(len(data) if dtype != "I32" else 2 * len(data))
+        _, shape, _ = tensors[name]
+        tensors[name] = dtype, shape, bytes(size * int(np.prod(shape)))
 
     said = refusal(rewritten(int4, tmp_path / "a", change=change))
     assert f"{name}: " in said
