@@ -6,11 +6,12 @@ S positions that are attended to, C d_model, F d_ff, H heads of D, K of them for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from pipeline.errors import QuantizationError, listed
 from pipeline.formats.coreml import tables
 from pipeline.formats.coreml.mil import Body, Var, unknown
 from pipeline.formats.coreml.names import Piece
@@ -73,6 +74,35 @@ def dense(model: Model, x: Var, layer: int) -> Var:
 
 BLOCKS: Mapping[str, Callable[[Model, Var, int], Var]] = {"qwen2": dense, "qwen3": dense}
 """A layer of each model_type: (model, x [1, Q, C], layer) -> [1, Q, C]."""
+
+
+def refuse_unknown(spec: ModelSpec) -> None:
+    """Refuse a model whose layers have no block here.
+
+    Raises:
+        QuantizationError: naming what is missing, by what the layers are made of.
+    """
+    if spec.model_type not in BLOCKS:
+        raise QuantizationError(
+            f"Core ML cannot hold a {spec.model_type} yet:\n{listed([*_missing(spec)])}\nTake gguf or mlx.",
+            spec.weights,
+        )
+
+
+def _missing(spec: ModelSpec) -> Iterator[str]:
+    if spec.experts is not None:
+        count, used = spec.experts.count, spec.experts.used
+        yield (
+            f"experts: no function here gathers the {used} of {count} quantized matrices that a router chooses, and "
+            "without that every token would be multiplied by all"
+        )
+    if spec.delta is not None:
+        yield (
+            f"Gated DeltaNet in {len(spec.linear)} of {spec.n_layers} layers: no function here carries its recurrent "
+            "state and the inputs of its convolution from chunk to chunk, nor runs through a window token by token"
+        )
+    if spec.experts is None and spec.delta is None:
+        yield "its layers"
 
 
 def norm(model: Model, x: Var, role: str, layer: int | None) -> Var:

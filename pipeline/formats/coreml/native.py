@@ -19,7 +19,8 @@ from pipeline.formats.coreml import engine
 from pipeline.formats.coreml.calls import Conversation, Inputs
 from pipeline.formats.coreml.graph import DECODE, LOGITS, PREFILL
 from pipeline.formats.coreml.plan import Sizes
-from pipeline.types import Engine, Placement
+from pipeline.runtimes import Placement
+from pipeline.types import Engine
 
 MACOS = 15  # the first that has states
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.errors import ParamsError, QuantizationError, listed, some
+from pipeline.formats.coreml.layers import refuse_unknown
 from pipeline.formats.coreml.schemes import F16, F32, SCHEMES, Scheme
 from pipeline.types import ModelSpec, Planned, TensorSpec
 
@@ -60,9 +61,11 @@ def plan(spec: ModelSpec, scheme: Scheme) -> list[Planned]:
     """The encoding of every tensor, in file order, each with its reason.
 
     Raises:
-        QuantizationError: matrices that do not divide into the blocks or groups of their encoding.
+        QuantizationError: a model whose layers no function computes, or matrices that do not divide into the blocks or
+            groups of their encoding.
         ParamsError: sizes beyond the model's context.
     """
+    refuse_unknown(spec)
     sizes_of(spec, scheme)
     _check(spec, scheme)
     return [_planned(tensor, scheme) for tensor in spec.tensors]

@@ -28,9 +28,11 @@ from pipeline.formats.coreml.package import PACKAGE, Package
 from pipeline.formats.coreml.plan import SCORE_WINDOW, Sizes
 from pipeline.formats.coreml.program import Rounding
 from pipeline.formats.coreml.schemes import Scheme
+from pipeline.runtimes import REFERENCE_EXECUTOR, Messages, Placement, Prompt, Reply
 from pipeline.source.tokenizer import Tokenizer
-from pipeline.torch_forward import instruction_set, rendered
-from pipeline.types import REFERENCE_EXECUTOR, Artifact, Engine, Messages, Placement, Prompt, Reply
+from pipeline.torch_forward import rendered
+from pipeline.torch_runtime import instruction_set
+from pipeline.types import Artifact, Engine
 
 DEVICES = (*native.UNITS,)
 KV_BYTES = 2  # float16

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.formats.coreml.names import Blob, Piece, pieces
-from pipeline.formats.coreml.plan import Sizes
 from pipeline.types import ModelSpec, Planned, Rope
+
+if TYPE_CHECKING:
+    from pipeline.formats.coreml.plan import Sizes
 
 ROPE_COS, ROPE_SIN, POSITIONS = "rope_cos", "rope_sin", "positions"
 

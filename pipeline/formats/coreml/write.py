@@ -19,9 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.errors import PipelineError, gathered, together
 from pipeline.files import sha256
 from pipeline.formats import TensorHashes, bits_per_weight, carried, tensor_hashes
-from pipeline.formats.coreml import audit, codec, graph, manifest, proto, swift
+from pipeline.formats.coreml import arrange, audit, codec, graph, manifest, proto, swift
+from pipeline.formats.coreml.layers import refuse_unknown
 from pipeline.formats.coreml.names import PART_MULTIPLE, Blob, Piece, pieces
 from pipeline.formats.coreml.package import DATA, MODEL, PACKAGE, WEIGHTS
 from pipeline.formats.coreml.plan import plan, sizes_of
@@ -33,7 +35,6 @@ from pipeline.models import spec_of
 from pipeline.processes import workers
 from pipeline.progress import Advance, silent
 from pipeline.source.checkpoint import Checkpoint
-from pipeline.source.tokenizer import Tokenizer
 from pipeline.types import Artifact, ModelSpec
 
 CONFIG = "config.json"
@@ -57,26 +58,32 @@ def write(
     same checkpoint gives the same bytes.
 
     Raises:
+        PipelineError: several of the following, as far as they are known before a weight is read, but for the disk.
         ParamsError: an unknown scheme, types, or sizes that no package or this model has.
         CheckpointError: tensors missing, unknown or of another shape, all listed.
         TokenizerError: no tokenizer.json, or one of another checkpoint.
-        QuantizationError: matrices that do not divide; weights that are not finite or beyond float16; all listed.
+        QuantizationError: a model whose layers no function computes; matrices that do not divide; weights that are not
+            finite or beyond float16; all listed.
         OutputError: not enough disk.
         ArtifactError: what was written does not read back as planned.
     """
     scheme = scheme_of(scheme_name, types, sizes)
-    spec = spec_of(checkpoint.config)
-    checkpoint.check(spec)
-    check(checkpoint, spec)
-    planned = plan(spec, scheme)
-    fixed = sizes_of(spec, scheme)
+    with together(checkpoint.problems) as problems, gathered(problems):
+        spec = spec_of(checkpoint.config, checkpoint.shapes)
+        refuse_unknown(spec)  # alone: of a model that no scheme here holds, nothing else needs mending
+        with gathered(problems):
+            checkpoint.check(spec)
+        check(checkpoint, spec, problems)
+        with gathered(problems):
+            fixed = sizes_of(spec, scheme)
+        planned = plan(spec, scheme)
     parts = [piece for p in planned for piece in pieces(p)]
     constants = tables(spec, planned, fixed)
     files = layout([*(blob for part in parts for blob in part.blobs), *constants])
     beside = [checkpoint.path / CONFIG, *carried.files(checkpoint)]
     check_disk(folder, sum(file.length for file in files) + sum(path.stat().st_size for path in beside))
     source = checkpoint.identity()
-    stop_ids = Tokenizer(checkpoint.path).stop_ids(checkpoint.config)
+    stop_ids = checkpoint.tokenizer.stop_ids(checkpoint.config)
     said = manifest.metadata(scheme.label, fixed, checkpoint.name)
     model = proto.model(graph.program(spec, planned, fixed), files, said)
     carried.copy(beside, folder)
@@ -107,16 +114,17 @@ def write(
         tools={name: version(name) for name in ("coremltools", "numpy")},
         platform=f"{platform.system()} {platform.machine()}",
         tensors=tensors.result().each,
+        dropped=arrange.dropped(spec),
     )
 
 
-def check(checkpoint: Checkpoint, spec: ModelSpec) -> None:
+def check(checkpoint: Checkpoint, spec: ModelSpec, problems: list[PipelineError] | None = None) -> None:
     """What the folder must carry besides tensors: a tokenizer.
 
     Raises:
-        TokenizerError: no tokenizer.json, or one of another checkpoint.
+        TokenizerError: no tokenizer.json, or one of another checkpoint; with `problems` it goes there.
     """
-    carried.generation(checkpoint, spec)
+    carried.check(checkpoint, spec, problems)
 
 
 @dataclass(frozen=True)
@@ -152,9 +160,8 @@ def _write_weights(
         encoded = stack.enter_context(_encoder(parts))
 
         def encode(rows: Rows) -> None:
-            name = rows.planned.tensor.name
-            weights = checkpoint.rows(name, rows.start, rows.count)
-            own = of_tensor[name]
+            weights = checkpoint.rows(rows.planned.tensor, rows.start, rows.count)
+            own = of_tensor[rows.planned.tensor.name]
             arrays = encoded(weights, own[0].packing, own[0].blobs[0].dtype)
             for part in own:
                 for blob, array in zip(part.blobs, arrays, strict=True):

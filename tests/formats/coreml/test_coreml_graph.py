@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import Shape, write_checkpoint
+from support import Shape, stored, write_checkpoint
 
 from pipeline.formats.coreml import codec, engine, graph, layers, names
 from pipeline.formats.coreml.executor import Executor
@@ -344,7 +344,7 @@ def test_norm_holds_what_overflows_float16(tmp_path: Path, monkeypatch: pytest.M
     out = converted(source, "fp16", tmp_path / "out")
     ids = np.arange(150, dtype=np.int32)
     with Checkpoint(source) as checkpoint:
-        x = checkpoint.tensor("model.embed_tokens.weight")[ids].astype(np.float64)
+        x = checkpoint.tensor(stored(checkpoint, "model.embed_tokens.weight"))[ids].astype(np.float64)
     wanted = 9e3 * x / np.sqrt(np.square(x).mean(-1, keepdims=True) + 1e-6)
     found = score(out, ids, "declared")[:, :64]
     assert np.isfinite(found).all()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import Shape, config_of, write_checkpoint
+from support import Shape, config_of, stored, write_checkpoint
 
 from pipeline.errors import ArtifactError, QuantizationError
 from pipeline.formats.coreml import engine, graph, proto
@@ -90,8 +90,8 @@ def test_coremltools_reads_it_back(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with Checkpoint(source) as checkpoint:
         write(checkpoint, "int4", tmp_path / "out", sizes=SIZES)
-        embedding = checkpoint.tensor("model.embed_tokens.weight")
-        norm = checkpoint.tensor("model.norm.weight")
+        embedding = checkpoint.tensor(stored(checkpoint, "model.embed_tokens.weight"))
+        norm = checkpoint.tensor(stored(checkpoint, "model.norm.weight"))
     ct = engine.tools()
     from coremltools.converters.mil.frontend.milproto import load
     from coremltools.converters.mil.mil import types

@@ -29,7 +29,7 @@ from pipeline.formats.coreml.run import (
     unmeasurable,
     unrepresentative,
 )
-from pipeline.torch_forward import instruction_set
+from pipeline.torch_runtime import instruction_set
 
 SHAPE = Shape("qwen3", 2, hidden=64, ff=96, heads=4, kv_heads=2, head_dim=32)
 CHUNK, MAX_CONTEXT, SCORE_WINDOW = 64, 150, 90
