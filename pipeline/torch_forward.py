@@ -6,7 +6,8 @@ are rebuilt as hidden @ head.T, exactly, from files that are smaller by vocabula
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,126 +17,19 @@ from numpy.typing import NDArray
 
 from pipeline import chat as chats
 from pipeline.chat import Chat
-from pipeline.cores import cpu_name
-from pipeline.errors import ArtifactError, CheckpointError, MeasurementError, PipelineError, TokenizerError
+from pipeline.errors import MeasurementError, TokenizerError
 from pipeline.files import new_folder, read_array, read_object, write_json
 from pipeline.logits import Head, logprob_of, shifted_logits
 from pipeline.models import spec_of
+from pipeline.models.numbers import numbers
 from pipeline.progress import Advance, silent
+from pipeline.runtimes import Messages, Prompt, Reply
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.tokenizer import Tokenizer
-from pipeline.types import Engine, Messages, Prompt, Reply, SourceIdentity, Windows
-
-
-class TorchRuntime:
-    """A model in float32 on the CPU, with sdpa attention. It scores; it is not timed. `of_checkpoint` and `of_tensors`
-    make one.
-    """
-
-    def __init__(self, model: Any, head: Head, name: str) -> None:
-        torch, transformers = _torch()
-        self._torch = torch
-        self._model = model.eval()
-        self._decoder = self._model.model
-        self.head = head
-        self.vocab_size = len(self.head.weight)
-        self.engine = Engine(
-            name=name,
-            version=f"transformers {transformers.__version__}, torch {torch.__version__}",
-            instruction_set=instruction_set(),
-            device="cpu",
-            kv_type="f32",
-            flash_attention="off",
-            threads=torch.get_num_threads(),
-        )
-
-    def hidden(self, ids: NDArray[np.int32], start: int) -> NDArray[np.float32]:
-        """Final hidden states float32 [context - start, d_model], behind the last norm."""
-        with self._torch.inference_mode():
-            states = self._decoder(self._torch.from_numpy(ids.astype(np.int64))[None]).last_hidden_state  # (1, T, C)
-        return states[0, start:].numpy()  # type: ignore[no-any-return]
-
-    def score(self, ids: NDArray[np.int32], start: int) -> Iterator[NDArray[np.float32]]:
-        """See Scorer."""
-        yield self.head.logits(self.hidden(ids, start))
-
-    def greedy(self, ids: Sequence[int], limit: int, stop_ids: Collection[int]) -> list[int]:
-        """The most likely tokens behind `ids`: at most `limit`, one of `stop_ids` being the last.
-
-        Not transformers' `generate`: it would apply the repetition penalty of generation_config.json, which is no
-        property of the weights.
-        """
-        found: list[int] = []
-        given, cache = self._torch.tensor([[*ids]]), None  # (1, T)
-        with self._torch.inference_mode():
-            while len(found) < limit and not (found and found[-1] in stop_ids):
-                out = self._model(given, cache=cache, use_cache=True, logits_to_keep=1)
-                found.append(int(out.logits[0, -1].argmax()))
-                given, cache = self._torch.tensor([found[-1:]]), out.cache
-        return found
-
-
-def instruction_set() -> str:
-    """'AVX2, AMD EPYC 7B13': the kernels that torch was dispatched to, and the CPU, by which MKL chooses its own."""
-    import torch
-
-    return f"{torch.backends.cpu.get_cpu_capability()}, {cpu_name()}"
-
-
-def of_checkpoint(checkpoint: Checkpoint, threads: int = 0) -> TorchRuntime:
-    """A checkpoint as transformers loads it.
-
-    Raises:
-        CheckpointError: the checkpoint is not whole, or transformers does not load it.
-    """
-    torch, transformers = _torch(threads)
-    checkpoint.check(spec_of(checkpoint.config))
-    try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            checkpoint.path,
-            dtype=torch.float32,
-            attn_implementation="sdpa",
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-        )
-    except Exception as error:  # it raises many kinds, mostly of values in config.json
-        raise CheckpointError(
-            f"{checkpoint.path}: transformers {transformers.__version__} cannot load it: "
-            f"{' '.join(str(error).split())}. Correct its config.json, or fetch it again."
-        ) from error
-    return TorchRuntime(model, head_of(checkpoint), "transformers")
-
-
-def of_tensors(
-    place: Path, config: Mapping[str, Any], tensors: Mapping[str, NDArray[np.float32]], name: str, threads: int = 0
-) -> TorchRuntime:
-    """The architecture of a config.json, which speaks of no quantization, with `tensors` by Hugging Face's names: every
-    one that it needs, in its shape. They are not copied. `name` is what the engine is called, `place` is for errors.
-
-    Raises:
-        ArtifactError: transformers does not build it.
-    """
-    torch, transformers = _torch(threads)
-    weights = {key: torch.from_numpy(np.require(tensor, np.float32, ["C", "W"])) for key, tensor in tensors.items()}
-    try:
-        read = transformers.CONFIG_MAPPING[config["model_type"]].from_dict({**config})
-        model = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(read)].from_pretrained(
-            None, config=read, state_dict=weights, dtype=torch.float32, attn_implementation="sdpa"
-        )
-    except Exception as error:  # as above
-        raise ArtifactError(
-            f"{place}: transformers {transformers.__version__} cannot build what its config.json says: "
-            f"{' '.join(str(error).split())}. Convert it again, or correct its config.json."
-        ) from error
-    head = weights["model.embed_tokens.weight" if read.tie_word_embeddings else "lm_head.weight"]
-    return TorchRuntime(model, Head(head.numpy()), name)
-
-
-def head_of(checkpoint: Checkpoint) -> Head:
-    """The head of a checkpoint: its embedding where it is tied."""
-    tied = spec_of(checkpoint.config).tied
-    return Head(checkpoint.tensor("model.embed_tokens.weight" if tied else "lm_head.weight"))
+from pipeline.torch_layers import final_states, is_larger
+from pipeline.torch_model import library
+from pipeline.torch_runtime import REFERENCE, TorchRuntime, checked, engine_of, head_of, of_checkpoint
+from pipeline.types import SourceIdentity, Windows
 
 
 @dataclass(frozen=True)
@@ -179,47 +73,80 @@ class FreshReference:
         Raises:
             MeasurementError: logits that are not finite or all alike.
         """
-        return _computed(self._runtime, self._windows, window)[1:]
+        windows, head = self._windows, self._runtime.head
+        ids = windows.ids[window]
+        logits = head.logits(self._runtime.hidden(ids, windows.start)[: windows.scored])
+        return logits, _target_logprob(logits, ids[windows.start + 1 :])
 
 
 def write_reference(
-    checkpoint: Checkpoint, source: SourceIdentity, windows: Windows, folder: Path, advance: Advance = silent
+    checkpoint: Checkpoint,
+    source: SourceIdentity,
+    windows: Windows,
+    folder: Path,
+    advance: Advance = silent,
+    layer_by_layer: bool = False,
 ) -> None:
-    """Score the windows by the reference into a new folder; `advance` is told of each window.
+    """Score the windows by the reference into a new folder; `advance` is told of all windows.
+
+    It is computed layer by layer where it is asked for, or where the model `is_larger` than memory: the same bits, but
+    no reply in a chat, which needs all layers for every token.
 
     Raises:
         CheckpointError: the checkpoint is not whole.
         MeasurementError: its logits are not finite or all alike.
     """
+    if layer_by_layer or is_larger(checked(checkpoint)):
+        _write_by_layers(checkpoint, source, windows, folder, advance)
+        return
     runtime = of_checkpoint(checkpoint)
-    count, scored = len(windows.ids), windows.scored
+
+    def states(window: int) -> NDArray[np.float32]:
+        advance(1)
+        return runtime.hidden(windows.ids[window], 0)
+
     with new_folder(folder) as partial:
-        shape = (count, scored, runtime.head.weight.shape[1])
-        logprob = np.empty((count, scored), np.float32)
-        with (partial / "hidden.npy").open("wb") as file:  # not mapped: a full disk would kill the process
-            np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
-            for window in range(count):
-                states, _, logprob[window] = _computed(runtime, windows, window)
-                file.write(np.ascontiguousarray(states).data)
-                advance(1)
-        np.save(partial / "logprobs.npy", logprob)
-        if (chat := reference_chat(checkpoint, runtime)) is not None:
-            write_json(partial / chats.FILE, chat)
-        write_json(partial / "meta.json", reference_meta(source, windows) | {"engine": asdict(runtime.engine)})
+        _write(partial, states, runtime.head, windows)
+        _write_rest(partial, reference_chat(checkpoint, runtime), source, windows, checkpoint)
 
 
-def _computed(
-    runtime: TorchRuntime, windows: Windows, window: int
-) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    """Of one window's scored positions: final hidden states, logits, and the targets' log-probabilities."""
-    ids = windows.ids[window]
-    states = runtime.hidden(ids, windows.start)[: windows.scored]
-    logits = runtime.head.logits(states)
-    return states, logits, _target_logprob(logits, ids[windows.start + 1 :])
+def _write_by_layers(
+    checkpoint: Checkpoint, source: SourceIdentity, windows: Windows, folder: Path, advance: Advance
+) -> None:
+    spec = checked(checkpoint)
+    with new_folder(folder) as partial, ExitStack() as stack:
+        states = stack.enter_context(final_states(checkpoint, spec, windows, partial, advance))
+        _write(partial, states, head_of(checkpoint), windows)
+        _write_rest(partial, reference_chat(checkpoint), source, windows, checkpoint)
 
 
-def reference_chat(checkpoint: Checkpoint, runtime: TorchRuntime) -> Chat | None:
-    """The reference's prompt and reply: None where the checkpoint has no chat template.
+def _write(partial: Path, states: Callable[[int], NDArray[np.float32]], head: Head, windows: Windows) -> None:
+    """hidden.npy and logprobs.npy; `states` gives the final hidden states [context, d_model] of a window."""
+    shape = (len(windows.ids), windows.scored)
+    logprob = np.empty(shape, np.float32)
+    with (partial / "hidden.npy").open("wb") as file:  # not mapped: a full disk would kill the process
+        header = {"descr": "<f4", "fortran_order": False, "shape": (*shape, head.weight.shape[1])}
+        np.lib.format.write_array_header_1_0(file, header)
+        for window in range(len(windows.ids)):
+            scored = np.ascontiguousarray(states(window)[windows.start : windows.stop])
+            logprob[window] = _target_logprob(head.logits(scored), windows.ids[window, windows.start + 1 :])
+            file.write(scored.data)
+    np.save(partial / "logprobs.npy", logprob)
+
+
+def _write_rest(
+    partial: Path, chat: Chat | None, source: SourceIdentity, windows: Windows, checkpoint: Checkpoint
+) -> None:
+    if chat is not None:
+        write_json(partial / chats.FILE, chat)
+    model = numbers(spec_of(checkpoint.config, checkpoint.shapes))
+    own = {"engine": asdict(engine_of(REFERENCE)), "model": asdict(model)}
+    write_json(partial / "meta.json", reference_meta(source, windows) | own)
+
+
+def reference_chat(checkpoint: Checkpoint, runtime: TorchRuntime | None = None) -> Chat | None:
+    """The reference's prompt, and the reply of `runtime` where one is given: None where the checkpoint has no chat
+    template.
 
     Raises:
         TokenizerError: the template fails on a plain question.
@@ -230,6 +157,8 @@ def reference_chat(checkpoint: Checkpoint, runtime: TorchRuntime) -> Chat | None
     text = rendered(checkpoint.path, chats.MESSAGES)
     prompt = Prompt(text, tuple(tokenizer.encode(text, add_special=False).tolist()))
     stop_ids = tokenizer.stop_ids(checkpoint.config)
+    if runtime is None:
+        return Chat(chats.MESSAGES, prompt, stop_ids, None)
     ids = runtime.greedy(prompt.ids, chats.LIMIT, stop_ids)
     stopped = ids[-1] in stop_ids
     said = tokenizer.decode(ids[:-1] if stopped else ids)
@@ -245,7 +174,7 @@ def rendered(folder: Path, messages: Messages) -> str:
     """
     from jinja2 import TemplateError
 
-    _, transformers = _torch()
+    _, transformers = library()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     try:
         return str(tokenizer.apply_chat_template([*messages], tokenize=False, add_generation_prompt=True))
@@ -298,17 +227,3 @@ def _target_logprob(logits: NDArray[np.float32], targets: NDArray[np.int32]) -> 
     if (logits.max(axis=1) == logits.min(axis=1)).any():
         raise MeasurementError("the reference's logits are all alike: the checkpoint predicts nothing.")
     return logprob
-
-
-def _torch(threads: int = 0) -> tuple[Any, Any]:
-    """torch and transformers, quiet; threads 0 leaves their number as it is."""
-    try:
-        import torch
-        import transformers
-    except ImportError as error:
-        raise PipelineError(f"the reference needs torch and transformers ({error}). Run: make setup") from error
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    if threads:
-        torch.set_num_threads(threads)
-    return torch, transformers
