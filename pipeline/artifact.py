@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
-from pipeline.errors import ArtifactError
-from pipeline.files import new_folder, read_as, sha256, write_json
-from pipeline.formats import FILE_FORMAT, format_of, room
+from pipeline.errors import ArtifactError, PipelineError, gathered
+from pipeline.files import new_folder, read_array, read_as, sha256, write_json
+from pipeline.formats import CALIBRATION_FILE, FILE_FORMAT, format_of, refuse_imatrix, room
 from pipeline.models import spec_of
 from pipeline.progress import progress
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.hub import open_checkpoint
-from pipeline.types import Artifact
+from pipeline.types import Artifact, Calibration
 
 FILE = "artifact.json"
 
@@ -25,17 +26,26 @@ def convert(
     revision: str | None = None,
     types: Mapping[str, str] | None = None,
     sizes: Mapping[str, int] | None = None,
+    imatrix: Path | None = None,
 ) -> Artifact:
     """Make the artifact of a scheme in the new folder `out`; nothing is left there on any failure.
 
-    `types` are the own ones of a GGUF mix, `sizes` those of a Core ML package.
+    `types` are the own ones of a GGUF mix, `sizes` those of a Core ML package, `imatrix` the file of an importance
+    matrix.
 
     Raises:
-        PipelineError: as the format's `write`, or `out` exists.
+        PipelineError: as the format's `write`, with what is wrong with the checkpoint's files, or `out` exists.
     """
     write = room(format_name, "write").write
-    with open_checkpoint(checkpoint, revision) as source, new_folder(out) as folder:
-        with progress(f"{format_name} {scheme}", spec_of(source.config).weights) as advance:
+    if imatrix is not None:
+        refuse_imatrix(format_name)
+        write = partial(write, imatrix=imatrix)
+    unsound: list[PipelineError] = []  # what `write` raises, with whatever else is wrong
+    with open_checkpoint(checkpoint, revision, unsound) as source, new_folder(out) as folder:
+        weights = 0
+        with gathered(unsound):
+            weights = spec_of(source.config, source.shapes).weights
+        with progress(f"{format_name} {scheme}", weights) as advance:
             artifact: Artifact = write(source, scheme, folder, advance, types, sizes)
         write_json(folder / FILE, artifact)
     return artifact
@@ -98,6 +108,25 @@ def location(place: Path, artifact: Artifact) -> Path:
     if artifact.path is None:
         return place
     return Path(artifact.path).parent if artifact.format == FILE_FORMAT else Path(artifact.path)
+
+
+def calibration(place: Path, artifact: Artifact) -> Calibration | None:
+    """The text of the importance matrix that an artifact was made with, where `place` is what `load` was given: None
+    without one, or where it does not say its text.
+
+    Raises:
+        ArtifactError: a file of ids that is broken.
+    """
+    used = artifact.imatrix
+    if used is None or used.text_sha256 is None or used.tokenizer_sha256 is None:
+        return None
+    path = location(place, artifact) / CALIBRATION_FILE
+    ids = read_array(path, ArtifactError)
+    if ids.dtype != "int32" or ids.ndim != 2:
+        raise ArtifactError(
+            f"{path}: expected int32 [windows, context], found {ids.dtype} {[*ids.shape]}. {_again(artifact)}"
+        )
+    return Calibration(", ".join(used.datasets), used.text_sha256, used.tokenizer_sha256, ids)
 
 
 def _parse(path: Path) -> Artifact:

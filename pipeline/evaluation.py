@@ -21,12 +21,15 @@ from pipeline.files import cache_folder
 from pipeline.formats import room
 from pipeline.metrics import parity, quality
 from pipeline.models import spec_of
+from pipeline.overlap import NO_OVERLAP, UNKNOWN, is_known, refuse_overlap
 from pipeline.progress import progress
+from pipeline.runtimes import Runtime
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.hub import open_checkpoint
 from pipeline.source.tokenizer import Tokenizer
 from pipeline.torch_forward import Reference, load_reference, reference_meta, write_reference
-from pipeline.types import Artifact, Runtime, Scores, SourceIdentity, Windows
+from pipeline.torch_layers import is_larger
+from pipeline.types import Artifact, Scores, SourceIdentity, Windows
 
 
 def evaluate(
@@ -38,6 +41,7 @@ def evaluate(
 
     Raises:
         ArtifactError: the artifact was made from other files than the reference.
+        CorpusError: the windows overlap the text of the artifact's importance matrix.
         ParamsError: windows or a chat longer than the artifact takes.
         MeasurementError: the reference is of other windows, the logits cannot be true, the artifact's own runtime
             computes others than were scored, or the artifact asks in other words than the reference or does not stop
@@ -94,7 +98,8 @@ def measure(
             reply = {**chats.compare(said, chat), "problem": asked or ended}
         same = _parity(place, runtime, scored)  # last: its weights take the place of those that scored
         identity = reference_meta(_source(place, artifact), scored.windows)
-        own = {"parity": same, "reply": reply, "identity": identity, "artifact": artifact.files}
+        own: dict[str, Any] = {"parity": same, "reply": reply, "identity": identity, "artifact": artifact.files}
+        own["calibration_overlap"] = _overlap(place, artifact, scored.windows)
         return scored.figures | own, scored.scores
     finally:
         runtime.close()
@@ -123,12 +128,28 @@ def _source(place: Path, artifact: Artifact) -> SourceIdentity:
     return artifact.source
 
 
+def refuse_calibrated(place: Path, artifact: Artifact, windows: Windows) -> None:
+    """Raises: CorpusError: the windows are of the text that the artifact's importance matrix was computed from."""
+    if (found := artifacts.calibration(place, artifact)) is not None:
+        refuse_overlap(found, windows, f"the calibration text {found.name} of {place}")
+
+
+def _overlap(place: Path, artifact: Artifact, windows: Windows) -> str | None:
+    """quality.json's `calibration_overlap`, of windows that were not refused."""
+    if artifact.imatrix is None:
+        return None
+    return NO_OVERLAP if is_known(artifacts.calibration(place, artifact), windows) else UNKNOWN
+
+
 def check_identity(place: Path, artifact: Artifact, windows: Windows, stored: Reference) -> None:
-    """The windows are the reference's, and the artifact was made from the reference's checkpoint.
+    """The windows are the reference's, and the artifact was made from the reference's checkpoint, by no importance
+    matrix of their text.
 
     Raises:
         ArtifactError, MeasurementError: what differs.
+        CorpusError: they overlap the text of that matrix.
     """
+    refuse_calibrated(place, artifact, windows)
     found, reference = reference_meta(_source(place, artifact), windows), stored.meta
     if found["source"]["files"] != reference["source"]["files"]:
         raise ArtifactError(
@@ -147,7 +168,7 @@ def check_identity(place: Path, artifact: Artifact, windows: Windows, stored: Re
 @dataclass(frozen=True)
 class Question:
     """An artifact, the checkpoint that it was made from, and windows to compare both on. `cached` is the folder of the
-    reference of these windows, whether it is there or not.
+    reference of these windows, whether it is there or not; `by_layers` whether it is to be run layer by layer.
     """
 
     place: Path
@@ -156,6 +177,7 @@ class Question:
     source: SourceIdentity
     windows: Windows
     cached: Path
+    by_layers: bool
 
 
 @contextmanager
@@ -167,16 +189,18 @@ def asked(
     context: int,
     settings: dict[str, Any],
     revision: str | None = None,
+    layer_by_layer: bool = False,
 ) -> Iterator[Question]:
     """An artifact folder or a weight file with its checkpoint and the windows of a corpus, all checked; the checkpoint
-    is open meanwhile.
+    is open meanwhile. The reference is run `layer_by_layer` anyhow where it does not fit memory.
 
     Raises:
         ArtifactError: the artifact is not what it says, or was made from another checkpoint.
+        CorpusError: no such corpus, or one that overlaps the text of the artifact's importance matrix.
         ParamsError: settings or a context that the artifact does not have.
     """
     with open_checkpoint(checkpoint_name, revision) as checkpoint:
-        spec, source = spec_of(checkpoint.config), checkpoint.identity()
+        spec, source = spec_of(checkpoint.config, checkpoint.shapes), checkpoint.identity()
         artifact = artifacts.load(place, checkpoint)
         if artifact.source is None or source.files != artifact.source.files:  # before the reference, which takes long
             raise ArtifactError(
@@ -189,7 +213,12 @@ def asked(
         name = corpus if corpus in corpora.NAMES else "file"
         path = corpora.text_path(name, corpus if name == "file" else None)
         windows = corpora.cut(name, path, Tokenizer(checkpoint.path), spec, context, count)
-        yield Question(place, artifact, checkpoint, source, windows, _cached(source, windows))
+        refuse_calibrated(place, artifact, windows)  # before the reference, which takes long
+        by_layers = layer_by_layer or is_larger(spec)
+        cached = _cached(source, windows)
+        if by_layers and not cached.exists():
+            cached = cached.with_name(f"{cached.name}-by-layers")  # the same, but for the reply that it lacks
+        yield Question(place, artifact, checkpoint, source, windows, cached, by_layers)
 
 
 def _cached(source: SourceIdentity, windows: Windows) -> Path:
@@ -208,18 +237,25 @@ def evaluate_place(
     context: int,
     settings: dict[str, Any],
     revision: str | None = None,
+    layer_by_layer: bool = False,
 ) -> dict[str, Any]:
     """quality.json of an artifact folder or a weight file on a corpus.
 
     The reference is kept in the user's cache folder by identity.
 
     Raises:
-        ArtifactError, ParamsError: as `asked`.
+        ArtifactError, CorpusError, ParamsError: as `asked`.
         MeasurementError: as `evaluate`.
     """
-    with asked(place, checkpoint_name, corpus, count, context, settings, revision) as given:
-        if not given.cached.exists():
-            with progress("reference", len(given.windows.ids)) as advance:
-                write_reference(given.checkpoint, given.source, given.windows, given.cached, advance)
-        reference = load_reference(given.cached, given.checkpoint)
-        return evaluate(place, given.artifact, given.windows, reference, settings)[0]
+    with asked(place, checkpoint_name, corpus, count, context, settings, revision, layer_by_layer) as question:
+        reference = stored_reference(question)
+        return evaluate(place, question.artifact, question.windows, reference, settings)[0]
+
+
+def stored_reference(question: Question) -> Reference:
+    """The reference of the user's cache folder, computed first where it is not there."""
+    checkpoint, windows = question.checkpoint, question.windows
+    if not question.cached.exists():
+        with progress("reference", len(windows.ids)) as advance:
+            write_reference(checkpoint, question.source, windows, question.cached, advance, question.by_layers)
+    return load_reference(question.cached, checkpoint)

@@ -23,6 +23,15 @@ class Corpus:
 
 
 @dataclass(frozen=True)
+class Calibration:
+    """The text that importance matrices are computed from, and how many windows of it; off without a path."""
+
+    path: str | None = None
+    windows: int = 32
+    context: int = 512
+
+
+@dataclass(frozen=True)
 class Overrides:
     """A variant's own `evaluate` settings, over those of all."""
 
@@ -37,7 +46,10 @@ SIZES = ("chunk", "max_context", "score_window")
 
 @dataclass(frozen=True)
 class Variant:
-    """What to build, a scheme with types or sizes of its own or without, or what to measure as it lies at `path`."""
+    """What to build, a scheme with types or sizes of its own or without, or what to measure as it lies at `path`.
+
+    `imatrix`: by the importance matrix of the calibration text (true), or by that of the file named.
+    """
 
     format: str
     scheme: str | None = None
@@ -45,6 +57,7 @@ class Variant:
     chunk: int | None = None
     max_context: int | None = None
     score_window: int | None = None
+    imatrix: bool | str = False
     path: str | None = None
     evaluate: Overrides = field(default_factory=Overrides)
 
@@ -57,7 +70,7 @@ class Variant:
     def asked(self) -> dict[str, str]:
         """What measurements.json must say of it."""
         own = {**self.types, **self.sizes}
-        what = {"path": self.path} if self.path else {"scheme": mix_name(self.scheme or "", own)}
+        what = {"path": self.path} if self.path else {"scheme": mix_name(self.scheme or "", own, bool(self.imatrix))}
         return {"format": self.format, **what}
 
 
@@ -99,6 +112,12 @@ class Params:
     evaluate: Evaluate
     benchmark: Benchmark
     gate: Gate
+    calibration: Calibration = field(default_factory=Calibration)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether a variant asks for the importance matrix of the calibration text."""
+        return any(variant.imatrix is True for variant in self.variants.values())
 
     @property
     def asked(self) -> dict[str, dict[str, str]]:
@@ -168,6 +187,7 @@ def _check_values(params: Params) -> None:
             raise ParamsError(f"params.yaml: variants.{name} has types, but no scheme to build them over.")
         if variant.sizes and variant.scheme is None:
             raise ParamsError(f"params.yaml: variants.{name} has {', '.join(variant.sizes)}, but no scheme to build.")
+        _check_imatrix(name, variant, params.calibration)
         if (variant.evaluate.threads or 0) < 0:
             raise ParamsError(f"params.yaml: variants.{name}.evaluate.threads must be 0 or more.")
     if params.gate.inconclusive not in {"fail", "warn"}:
@@ -198,6 +218,8 @@ def _check_values(params: Params) -> None:
     sizes = {
         "corpus.windows": (params.corpus.windows,),
         "corpus.context": (params.corpus.context,),
+        "calibration.windows": (params.calibration.windows,),
+        "calibration.context": (params.calibration.context,),
         "benchmark.prompt_lengths": params.benchmark.prompt_lengths or (0,),
         "benchmark.decode": (params.benchmark.decode,),
         "benchmark.rounds": (params.benchmark.rounds,),
@@ -206,6 +228,20 @@ def _check_values(params: Params) -> None:
         for value in values:
             if value is not None and value < 1:
                 raise ParamsError(f"params.yaml: {key} must be positive, found {value}.")
+
+
+def _check_imatrix(name: str, variant: Variant, calibration: Calibration) -> None:
+    if variant.imatrix == "":
+        raise ParamsError(f"params.yaml: variants.{name}.imatrix must be true, false or the path of a file.")
+    if not variant.imatrix:
+        return
+    if variant.scheme is None:
+        raise ParamsError(f"params.yaml: variants.{name} has an imatrix, but no scheme to build by it.")
+    if variant.imatrix is True and calibration.path is None:
+        raise ParamsError(
+            f"params.yaml: variants.{name} has imatrix: true, but calibration.path is null: name the UTF-8 text to "
+            "compute it from there, or the file of an importance matrix instead of true."
+        )
 
 
 def parse(raw: Any, kind: Any, where: str) -> Any:

@@ -10,7 +10,11 @@ SOURCE = ARTIFACTS / "source.json"
 TEXT = ARTIFACTS / "text.json"
 ACCEPTED = ARTIFACTS / "accepted.json"
 BUILDS = ARTIFACTS / "builds.json"
+CALIBRATION = ARTIFACTS / "calibration.json"
 CORPUS = ARTIFACTS / "corpus"
+IMATRIX = ARTIFACTS / "imatrix"
+IMATRIX_FILE = "imatrix.gguf"
+MATRICES = ARTIFACTS / "imatrix.json"
 REFERENCE = ARTIFACTS / "reference"
 MACHINE = ARTIFACTS / "machine.json"
 SPEED = ARTIFACTS / "speed.json"
@@ -27,6 +31,11 @@ SAMPLE_TEXT = Path(__file__).parent.parent / "assets" / "sample-corpus" / "sampl
 def variant(name: str) -> Path:
     """The folder of an artifact."""
     return ARTIFACTS / "variants" / name
+
+
+def imatrix(asked: bool | str) -> Path | None:
+    """The importance matrix that a variant asks for: the pipeline's own, a file's, or none."""
+    return Path(asked) if isinstance(asked, str) else IMATRIX / IMATRIX_FILE if asked else None
 
 
 def quality(name: str) -> Path:

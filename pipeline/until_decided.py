@@ -32,8 +32,9 @@ from pipeline.metrics.quality import Compared
 from pipeline.metrics.sequential import PRIOR_VARIANCE, anytime_interval, order
 from pipeline.metrics.stats import CONFIDENCE, bounds, clipped
 from pipeline.progress import saying
-from pipeline.torch_forward import FreshReference, Reference, load_reference, reference_meta
-from pipeline.types import Interval, Limits, Runtime, Scores
+from pipeline.runtimes import Runtime
+from pipeline.torch_forward import FreshReference, Reference, reference_meta
+from pipeline.types import Interval, Limits, Scores
 
 FIGURES: dict[str, Callable[[NDArray[np.float32], Compared], float]] = {
     "max_ln_ppl_ratio": lambda expected, found: float((expected - found[0]).mean(dtype=np.float64)),
@@ -72,17 +73,21 @@ def evaluate_until_decided(
     settings: dict[str, Any],
     limits: Limits,
     revision: str | None = None,
+    layer_by_layer: bool = False,
 ) -> dict[str, Any]:
     """quality.json of as many windows as settle the `limits`, of which one at least is set, with `sequential`.
 
     Its intervals are valid at the stop, at 95 % each. The whole reference of these windows is taken from the user's
-    cache folder where it is there; else each window's is computed when it is needed, and not kept.
+    cache folder where it is there; else each window's is computed when it is needed, and not kept. Layer by layer they
+    are all computed first, and kept: each window would need every layer to be read again.
 
     Raises:
         PipelineError: as `evaluation.evaluate_place`.
     """
     asked = {name: limit for name, limit in asdict(limits).items() if name in FIGURES and limit is not None}
-    with evaluation.asked(place, checkpoint_name, corpus, count, context, settings, revision) as question:
+    with evaluation.asked(
+        place, checkpoint_name, corpus, count, context, settings, revision, layer_by_layer
+    ) as question:
         reference = _reference(question)
 
         def score(runtime: Runtime) -> Scored:
@@ -92,9 +97,9 @@ def evaluate_until_decided(
 
 
 def _reference(question: Question) -> Reference | FreshReference:
-    if not question.cached.exists():
+    if not (question.by_layers or question.cached.exists()):
         return FreshReference(question.checkpoint, question.windows)
-    stored = load_reference(question.cached, question.checkpoint)
+    stored = evaluation.stored_reference(question)
     evaluation.check_identity(question.place, question.artifact, question.windows, stored)
     return stored
 

@@ -1,5 +1,5 @@
-"""checkpoint, variants, corpus and baseline -> artifacts/source.json, builds.json, text.json, accepted.json: what they
-are. Runs always.
+"""checkpoint, variants, corpus, calibration text and baseline -> artifacts/source.json, builds.json, text.json,
+calibration.json, accepted.json: what they are. Runs always.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ from typing import Any
 import click
 
 from pipeline import corpus, params, paths
+from pipeline.activations import is_summed
 from pipeline.console import Command
+from pipeline.errors import CorpusError, QuantizationError
 from pipeline.files import sha256, write_json
-from pipeline.formats import room
-from pipeline.params import Variant
+from pipeline.formats import IMATRIX_FORMAT, refuse_imatrix, room
+from pipeline.models import spec_of
+from pipeline.params import Params, Variant
 from pipeline.source.hub import open_checkpoint
+from pipeline.types import ModelSpec
 
 
 @click.command(cls=Command)
@@ -34,12 +38,48 @@ def main() -> None:
         flash = timed["flash_attention"]
         check(timed["kv_type"], None if flash == "auto" else flash, timed["device"])
     with open_checkpoint(given.checkpoint, given.revision) as checkpoint:
+        _check_plans(given, spec_of(checkpoint.config, checkpoint.shapes))
         write_json(paths.SOURCE, checkpoint.identity())
     write_json(paths.BUILDS, builds)
     path = corpus.text_path(given.corpus.name, given.corpus.path)
-    write_json(paths.TEXT, {"name": given.corpus.name, "sha256": sha256(path)})
+    write_json(paths.TEXT, {"name": given.corpus.name, "sha256": (digest := sha256(path))})
+    write_json(paths.CALIBRATION, _calibration(given, digest))
     accepted = sha256(paths.BASELINE) if paths.BASELINE.exists() else None  # DVC takes no dependency that may be absent
     write_json(paths.ACCEPTED, {"baseline": accepted})
+
+
+def _check_plans(given: Params, spec: ModelSpec) -> None:
+    """Refuse schemes that cannot hold this checkpoint, all of them at once: `convert` would, once others are made.
+
+    Raises:
+        QuantizationError: naming the variants.
+        ArtifactError: an importance matrix of another model.
+    """
+    problems: list[str] = []
+    for name, variant in given.variants.items():
+        if variant.scheme is not None:
+            scheme = room(variant.format, "schemes").scheme(variant.scheme, variant.types, variant.sizes)
+            by = (_covered(variant.imatrix, spec),) if variant.imatrix else ()  # which only one format takes
+            try:
+                room(variant.format, "plan").plan(spec, scheme, *by)
+            except QuantizationError as error:
+                problems.append(f"variants.{name}: {error}")
+    if problems:
+        raise QuantizationError("params.yaml: " + "\n\n".join(problems))
+
+
+def _covered(imatrix: bool | str, spec: ModelSpec) -> set[str]:
+    """The matrices that an importance matrix has data for: of a file, or of our own, which is yet to be made.
+
+    Raises:
+        ArtifactError: the file is of another model.
+    """
+    importance = room(IMATRIX_FORMAT, "importance")
+    if isinstance(imatrix, str):
+        found: set[str] = {*importance.fitted(Path(imatrix), spec).values}
+    else:
+        found = importance.covered_by({tensor.name for tensor in spec.tensors if is_summed(tensor)}, spec)
+    return found
 
 
 def _build(variant: Variant) -> dict[str, Any]:
@@ -47,9 +87,38 @@ def _build(variant: Variant) -> dict[str, Any]:
     if variant.path is not None:
         files = room(variant.format, "given").hashes(Path(variant.path))
         return {"format": variant.format, "path": variant.path, "files": files}
-    room(variant.format, "schemes").scheme(variant.scheme, variant.types, variant.sizes)
-    built = {"format": variant.format, "scheme": variant.scheme, "types": dict(variant.types)}
-    return built | ({"sizes": variant.sizes} if variant.sizes else {})
+    scheme = room(variant.format, "schemes").scheme(variant.scheme, variant.types, variant.sizes)
+    built: dict[str, Any] = {"format": variant.format, "scheme": variant.scheme, "types": dict(variant.types)}
+    built |= {"sizes": variant.sizes} if variant.sizes else {}
+    if not variant.imatrix:
+        return built
+    refuse_imatrix(variant.format)
+    room(variant.format, "importance").check_scheme(scheme)
+    return built | {"imatrix": variant.imatrix if variant.imatrix is True else _sha256(variant.imatrix)}
+
+
+def _calibration(given: Params, scored: str) -> dict[str, Any]:
+    """What decides the pipeline's own importance matrix, beside the checkpoint: null where no variant asks for it.
+
+    Raises:
+        CorpusError: the text is no file, or the scored one; an overlap is seen when the artifact is evaluated.
+    """
+    asked, own = given.calibration, None
+    if given.calibrated:
+        text = corpus.text_path("file", asked.path)
+        own = {"name": text.name, "sha256": sha256(text), "windows": asked.windows, "context": asked.context}
+        if own["sha256"] == scored:
+            raise CorpusError(
+                f"params.yaml: calibration.path {asked.path} is the very text that is scored: weights rounded to suit "
+                "it would look better than they are. Take another calibration text, or score another one."
+            )
+    return {"own": own}
+
+
+def _sha256(imatrix: str) -> str:
+    """Of an importance matrix, which is read to see that it is one."""
+    room(IMATRIX_FORMAT, "imatrix").read(Path(imatrix))
+    return sha256(Path(imatrix))
 
 
 if __name__ == "__main__":

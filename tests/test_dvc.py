@@ -19,9 +19,22 @@ from dependencies import imported
 from pipeline.formats import FORMATS
 
 ROOT = Path(__file__).parent.parent
-STAGES = ("fetch", "corpus", "reference", "convert", "evaluate", "machine", "benchmark", "report", "gate")
+STAGES = (
+    "fetch",
+    "corpus",
+    "reference",
+    "imatrix",
+    "matrices",
+    "convert",
+    "evaluate",
+    "machine",
+    "benchmark",
+    "report",
+    "gate",
+)
 FORMAT_STAGES = {  # rooms imported by name
-    "fetch": ("schemes", "given", "run"),
+    "fetch": ("schemes", "given", "run", "plan", "importance"),
+    "imatrix": ("imatrix", "importance"),
     "convert": ("write", "given"),
     "evaluate": ("run",),
     "benchmark": ("run",),
@@ -43,7 +56,7 @@ def stages() -> dict[str, Any]:
     return yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 
 
-def test_the_stages_are_the_nine() -> None:
+def test_the_stages_are_the_eleven() -> None:
     assert tuple(stages()) == STAGES
     assert {path.stem for path in (ROOT / "stages").glob("*.py")} - {"__init__"} == set(STAGES)
 
@@ -161,3 +174,21 @@ def test_an_experiment_whose_gate_fails_is_saved(project: Path) -> None:
         float(saved["strict"]["variants.gguf-q8_0.kld.mean.value"])
         == measured(project)["gguf-q8_0"]["kld"]["mean"]["value"]
     )
+
+
+@pytest.mark.slow
+def test_an_importance_matrix_converts_only_what_is_made_with_it(project: Path) -> None:
+    """Nor is it computed again for other windows, or for a variant more."""
+
+    def ran(change: dict[str, Any], *names: str) -> set[str]:
+        write_params(project, {"calibration": {"path": "README.md", "windows": 2, "context": 64}} | change)
+        said = command(project, "dvc", "repro", *[f"convert@{name}" for name in names])
+        return set(re.findall(r"Running stage '([^']+)'", said))
+
+    q8_0, q4_0 = FAST["variants"].values()
+    ran({"variants": {"a": q8_0}}, "a")
+    own = {"a": q8_0, "imat": q4_0 | {"imatrix": True}}
+    assert ran({"variants": own}, *own) == {"fetch", "imatrix", "matrices", "convert@imat"}
+    more = own | {"b": q4_0, "also": q8_0 | {"imatrix": True}}
+    corpus = FAST["corpus"] | {"windows": 2}
+    assert ran({"variants": more, "corpus": corpus}, *more) == {*("fetch", "matrices", "convert@b", "convert@also")}

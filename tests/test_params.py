@@ -13,7 +13,7 @@ from conftest import ROOT
 
 from pipeline.errors import ParamsError
 from pipeline.formats import room
-from pipeline.params import Benchmark, Corpus, Evaluate, Gate, Params, Variant, load
+from pipeline.params import Benchmark, Calibration, Corpus, Evaluate, Gate, Params, Variant, load
 from pipeline.types import Limits
 
 Change = Callable[[dict[str, Any]], object]
@@ -305,6 +305,52 @@ def test_a_core_ml_variant_may_have_sizes_of_its_own(tmp_path: Path) -> None:
 def test_a_variant_that_says_too_little_or_too_much(variant: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match=re.escape(message)):
         load_changed(tmp_path, put("variants.b", variant))
+
+
+def calibrated(path: str | None, /, **variant: Any) -> Change:
+    """A calibration text, and a variant that may ask for an importance matrix."""
+
+    def change(raw: dict[str, Any]) -> None:
+        raw["calibration"] = {"path": path, "windows": 5}
+        raw["variants"]["imat"] = {"format": "gguf", "scheme": "q4_k_m"} | variant
+
+    return change
+
+
+def test_a_variant_may_be_made_by_an_importance_matrix(tmp_path: Path) -> None:
+    params = load_changed(tmp_path, calibrated("text.txt", imatrix=True))
+    assert params.calibration == Calibration("text.txt", 5, 512)
+    assert params.calibrated
+    assert params.variant("imat").imatrix is True
+    assert params.asked["imat"] == {"format": "gguf", "scheme": "q4_k_m+imatrix"}
+    params = load_changed(tmp_path, calibrated(None, imatrix="theirs.gguf", types={"attn_v": "q8_0"}))
+    assert not params.calibrated
+    assert params.asked["imat"]["scheme"] == "q4_k_m+attn_v=q8_0+imatrix"
+    params = load_changed(tmp_path, calibrated(None, imatrix=False))
+    assert params.asked["imat"]["scheme"] == "q4_k_m"
+    assert not params.calibrated
+    assert load_changed(tmp_path, lambda raw: None).calibration == Calibration(None, 32, 512)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            calibrated(None, imatrix=True),
+            "variants.imat has imatrix: true, but calibration.path is null: name the UTF-8",
+        ),
+        (calibrated("a.txt", imatrix=True, scheme=None, path="a.gguf"), "variants.imat has an imatrix, but no scheme"),
+        (calibrated("a.txt", imatrix=""), "variants.imat.imatrix must be true, false or the path of a file"),
+        (calibrated("a.txt", imatrix=3), "variants.imat.imatrix must be true or false or text, found 3"),
+        (calibrated("a.txt", imatrx=True), "unknown key 'variants.imat.imatrx'; did you mean 'imatrix'"),
+        (lambda raw: raw.update(calibration={"window": 3}), "unknown key 'calibration.window'; did you mean 'windows'"),
+        (lambda raw: raw.update(calibration={"windows": 0}), "calibration.windows must be positive, found 0"),
+        (lambda raw: raw.update(calibration={"context": 0}), "calibration.context must be positive, found 0"),
+    ],
+)
+def test_importance_matrices_that_cannot_be(change: Change, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ParamsError, match=re.escape(f"params.yaml: {message}")):
+        load_changed(tmp_path, change)
 
 
 def test_a_variants_own_evaluate_settings_go_over_those_of_all(tmp_path: Path) -> None:
