@@ -45,6 +45,10 @@ def _types(context: click.Context, option: click.Parameter, given: tuple[str, ..
     return dict(pairs)
 
 
+imatrix_option = click.option(
+    "--imatrix", type=FOLDER, metavar="FILE", help="GGUF: an importance matrix, as `quantgate imatrix` makes."
+)
+
 types_option = click.option(
     "--type",
     "types",
@@ -84,23 +88,31 @@ def main() -> None:
 @main.command()
 @click.argument("checkpoint")
 @revision_option
-@click.option("--scheme", help="Show what this scheme does to every tensor: a name, or FORMAT/NAME as mlx/bf16.")
+@click.option("--scheme", help="Show what it does to every tensor: NAME, FORMAT/NAME, FORMAT/all or all.")
 @types_option
+@imatrix_option
 @json_option
 def inspect(
-    checkpoint: str, revision: str | None, scheme: str | None, types: dict[str, str], json_file: str | None
+    checkpoint: str,
+    revision: str | None,
+    scheme: str | None,
+    types: dict[str, str],
+    imatrix: Path | None,
+    json_file: str | None,
 ) -> None:
-    """Architecture and problems of CHECKPOINT, and what each scheme would weigh.
+    """Architecture and problems of CHECKPOINT, and what each scheme would weigh. No weight is read.
 
     CHECKPOINT is a folder with config.json and safetensors, or a Hub id.
     """
-    from pipeline import console_tables
+    from pipeline.console_inspection import inspection
+    from pipeline.inspection import formats_of
     from pipeline.inspection import inspect as inspected
 
-    if types and scheme is None:
+    plans = formats_of(scheme)
+    if types and (scheme is None or plans):
         raise click.UsageError("--type needs --scheme: the types go over those of a scheme.")
-    found = inspected(checkpoint, scheme, revision, types)
-    _emit(json_file, found, lambda: console_tables.inspection(found))
+    found = inspected(checkpoint, None if plans else scheme, revision, types, imatrix)
+    _emit(json_file, found, lambda: inspection(found, plans))
     if found["problems"]:
         sys.exit(2)
 
@@ -130,6 +142,7 @@ def schemes(json_file: str | None) -> None:
 @click.option("--chunk", type=int, help="Core ML: tokens that prefill takes at once, 64 to 512.  [default: 128]")
 @click.option("--max-context", type=int, help="Core ML: tokens of a conversation.  [default: 2112]")
 @click.option("--score-window", type=int, help="Core ML: tokens that score takes.  [default: 512]")
+@imatrix_option
 @click.option("--out", required=True, type=FOLDER, help="A new folder.")
 def convert(
     checkpoint: str,
@@ -140,6 +153,7 @@ def convert(
     chunk: int | None,
     max_context: int | None,
     score_window: int | None,
+    imatrix: Path | None,
     out: Path,
 ) -> None:
     """Make the artifact of one scheme of CHECKPOINT in a new folder.
@@ -147,14 +161,65 @@ def convert(
     CHECKPOINT is a folder with config.json and safetensors, or a Hub id.
     """
     from pipeline import artifact
-    from pipeline.report.text import effective, megabytes
+    from pipeline.report.text import effective, importance, megabytes
 
     asked = {"chunk": chunk, "max_context": max_context, "score_window": score_window}
     sizes = {key: tokens for key, tokens in asked.items() if tokens is not None}
-    made = artifact.convert(checkpoint, format_name, scheme, out, revision, types, sizes)
+    made = artifact.convert(checkpoint, format_name, scheme, out, revision, types, sizes, imatrix)
     size, bits = megabytes(made.size_bytes), made.bits_per_weight
     click.echo(f"{out}: {made.format} {made.scheme}, {size} MB, {bits:.2f} bits per weight")
     click.echo(effective({name: entry.weights for name, entry in made.effective_types.items()}))
+    for part in made.dropped:
+        told = f"{len(part.tensors)} tensors, {part.weights:,} weights"
+        click.echo(f"dropped {part.part}: {told}, since {part.reason}")
+    if made.imatrix is not None:
+        click.echo(importance(made.imatrix, known=made.imatrix.text_sha256 is not None))
+
+
+@main.command()
+@click.argument("checkpoint")
+@revision_option
+@click.option("--corpus", required=True, type=FOLDER, metavar="FILE", help="The calibration text, UTF-8.")
+@click.option("--windows", type=click.IntRange(1), default=32, show_default=True, help="Of the text's beginning.")
+@click.option("--context", type=click.IntRange(4), default=512, show_default=True, help="Tokens per window.")
+@click.option("--scored", multiple=True, help="What it must not overlap, as --corpus of evaluate. Repeatable.")
+@click.option("--out", required=True, type=FOLDER, metavar="FILE", help="A new file, which ends in .gguf.")
+def imatrix(
+    checkpoint: str,
+    revision: str | None,
+    corpus: Path,
+    windows: int,
+    context: int,
+    scored: tuple[str, ...],
+    out: Path,
+) -> None:
+    """Compute an importance matrix of CHECKPOINT over a calibration text: how large the inputs of each matrix are.
+
+    The calibration text may be no part of a text that artifacts are scored on: that of --scored, or of params.yaml in
+    this folder.
+    """
+    from pipeline import calibration
+    from pipeline.report.text import experts
+    from pipeline.source.hub import open_checkpoint
+
+    texts = [calibration.scored_text(given) for given in scored] or _project_texts()
+    with open_checkpoint(checkpoint, revision) as source:
+        made = calibration.make(source, corpus, windows, context, texts, out)
+    click.echo(f"{out}: {made.matrices} matrices, over {windows} windows of {context} tokens of {corpus.name}")
+    names = " and ".join(text.path or text.name for text in texts)
+    click.echo(f"no overlap with {names}" if texts else "compared with no scored text: name it by --scored")
+    if made.experts:
+        click.echo(experts(made.experts))
+
+
+def _project_texts() -> list[Any]:
+    """The scored text of params.yaml in this folder, if there is one."""
+    from pipeline import calibration, params
+
+    if not paths.PARAMS.exists():
+        return []
+    corpus = params.load(paths.PARAMS).corpus
+    return [calibration.Text(corpus.name, corpus.path, corpus.windows, corpus.context)]
 
 
 @main.command()
@@ -167,6 +232,7 @@ def convert(
 @click.option("--threads", type=click.IntRange(0), default=0, help="[default: one per physical core]")
 @click.option("--flash-attention", is_flag=True, help="Another engine setting, other digits.")
 @click.option("--kv-type", default="f16", show_default=True, help="Type of the KV cache.")
+@click.option("--layer-by-layer", is_flag=True, help="Run the reference so even where it fits memory: same scores.")
 @click.option("--until-decided", is_flag=True, help="Stop when the limits are settled; exit by the verdict.")
 @click.option("--max-ln-ppl-ratio", type=float, callback=_finite, metavar="NATS", help="A limit, per token.")
 @click.option("--max-kld-mean", type=float, callback=_finite, metavar="NATS", help="A limit, per token.")
@@ -182,6 +248,7 @@ def evaluate(
     threads: int,
     flash_attention: bool,
     kv_type: str,
+    layer_by_layer: bool,
     until_decided: bool,
     max_ln_ppl_ratio: float | None,
     max_kld_mean: float | None,
@@ -191,6 +258,9 @@ def evaluate(
     """Perplexity, KL divergence and same-top-1 of ARTIFACT against its checkpoint in float32.
 
     ARTIFACT is a folder that `quantgate convert` made, or what others made: a GGUF file, or an MLX folder.
+
+    A checkpoint whose float32 weights take more than half of the machine's memory is run layer by layer: each is read
+    once and run over all windows. The scores are the same; the reply to the chat is not compared.
 
     With --until-decided, windows of the text are scored in a shuffled order, always the same, until every limit is
     surely kept or one surely broken: exit code 0 or 1. The limits are those given, or else those that params.yaml in
@@ -203,17 +273,18 @@ def evaluate(
     from pipeline.until_decided import evaluate_until_decided
 
     settings = {"threads": threads, "flash_attention": flash_attention, "kv_type": kv_type}
+    asked = (artifact_folder, checkpoint, corpus, windows, context, settings)
     given = Limits(max_ln_ppl_ratio, max_kld_mean, min_same_top)
     if not until_decided:
         if given != Limits():
             raise click.UsageError(
                 "A limit needs --until-decided. A full run is judged by `quantgate gate`, by the limits in params.yaml."
             )
-        quality = evaluate_place(artifact_folder, checkpoint, corpus, windows, context, settings, revision)
+        quality = evaluate_place(*asked, revision, layer_by_layer)
         _emit(json_file, quality, lambda: console_tables.quality(artifact_folder.name, quality))
         return
     limits, passing = (given, {PASS}) if given != Limits() else _project_limits(artifact_folder.resolve().name)
-    quality = evaluate_until_decided(artifact_folder, checkpoint, corpus, windows, context, settings, limits, revision)
+    quality = evaluate_until_decided(*asked, limits, revision, layer_by_layer)
     _emit(json_file, quality, lambda: console_tables.sequential(artifact_folder.name, quality))
     if quality["sequential"]["verdict"] not in passing:
         sys.exit(GATE_FAILED)

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.chat import sameness
 from pipeline.checks.verdicts import FAIL, INCONCLUSIVE, PASS
 from pipeline.report.measurements import timed_figures
 from pipeline.report.pareto import change, unmeasured
@@ -25,7 +26,7 @@ from pipeline.report.speeds import (
     rate_notes,
     tasks_of,
 )
-from pipeline.report.text import decimals, effective, megabytes, parity, ranged, shortened
+from pipeline.report.text import decimals, parity, ranged, shortened
 
 COLORS = {PASS: "green", FAIL: "red", INCONCLUSIVE: "yellow"}
 
@@ -43,45 +44,11 @@ def add_row(table: Table, *cells: str | Text) -> None:
     table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in cells))
 
 
-def _print(*parts: Any) -> None:
+def show(*parts: Any) -> None:
+    """Tables and lines of markup on standard output."""
     console = Console(highlight=False)
     for part in parts:
         console.print(part)
-
-
-def inspection(found: Mapping[str, Any]) -> None:
-    shape = found["architecture"]
-    facts = new_table("", "")
-    facts.show_header = False
-    add_row(facts, "checkpoint", found["checkpoint"])
-    add_row(facts, "weights", f"{found['weights']:,} in {found['tensors']} tensors ({', '.join(found['dtypes'])})")
-    for key, value in shape.items():
-        add_row(
-            facts, key, {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
-        )
-    weights = new_table("scheme", "tensors, MB", "bits/weight", "effective types", right=("tensors, MB", "bits/weight"))
-    refused: dict[str, list[str]] = {}  # by reason, which names the scheme first
-    for format_name, rows in groupby(found["schemes"].items(), key=lambda row: row[0].partition("/")[0]):
-        if weights.row_count:
-            weights.add_row()
-        for name, scheme in rows:
-            if reason := scheme.get("refused"):
-                bare = name.removeprefix(f"{format_name}/")
-                refused.setdefault(reason.removeprefix(bare).strip(), []).append(name)
-                add_row(weights, name, "-", "-", Text("refused", "yellow"))
-                continue
-            size, types = megabytes(scheme["tensor_bytes"]), effective(scheme["effective_types"])
-            add_row(weights, name, size, f"{scheme['bits_per_weight']:.2f}", types)
-    _print(facts, "", weights)
-    for reason, names in refused.items():
-        _print("", f"[yellow]refused[/yellow] {', '.join(names)}: {escape(reason)}")
-    if found["plan"]:
-        plan = new_table("role", "layers", "shape", "type", "why")
-        for row in found["plan"]:
-            add_row(plan, row["role"], row["layers"], " x ".join(map(str, row["shape"])), row["type"], row["reason"])
-        _print("", plan)
-    for problem in found["problems"]:
-        _print("", f"[red]problem[/red] {escape(problem)}")
 
 
 def schemes(listed: Sequence[Mapping[str, Any]]) -> None:
@@ -91,8 +58,8 @@ def schemes(listed: Sequence[Mapping[str, Any]]) -> None:
         for row in rows:
             add_row(table, format_name, row["scheme"], f"{row['bits_per_weight']:.2f}")
             where = row["runs_on"]
-        _print(f"[bold]{format_name}[/bold] runs on {where}", table, "")
-    _print("Nominal bits: `quantgate inspect CHECKPOINT` shows what a checkpoint really gets.")
+        show(f"[bold]{format_name}[/bold] runs on {where}", table, "")
+    show("Nominal bits: `quantgate inspect CHECKPOINT` shows what a checkpoint really gets.")
 
 
 def quality(name: str, found: Mapping[str, Any], brackets: str = "95 % intervals over windows") -> None:
@@ -113,9 +80,11 @@ def quality(name: str, found: Mapping[str, Any], brackets: str = "95 % intervals
     add_row(table, "by", f"{found['engine']['name']} ({found['engine']['version']})")
     if found["parity"]:
         add_row(table, "checked", f"against {parity(found['parity'])}")
+    if found["calibration_overlap"] is not None:
+        add_row(table, "calibration", f"overlap with the scored text: {found['calibration_overlap']}")
     for label, text in _reply(found["reply"]):
         add_row(table, label, text)
-    _print(f"[bold]{escape(name)}[/bold] (brackets: {brackets})", table)
+    show(f"[bold]{escape(name)}[/bold] (brackets: {brackets})", table)
 
 
 def sequential(name: str, found: Mapping[str, Any]) -> None:
@@ -129,7 +98,7 @@ def sequential(name: str, found: Mapping[str, Any]) -> None:
         add_row(table, f"{limit} {check['limit']:g}", ranged(check, 4) + level, Text(verdict, COLORS[verdict]))
     verdict, used, held = stop["verdict"], stop["windows_used"], stop["windows_of_corpus"]
     ends = "Undecided" if verdict == INCONCLUSIVE else f"Decided, [{COLORS[verdict]}]{verdict}[/],"
-    _print("", table, "", f"{ends} after {used} of {held} windows.")
+    show("", table, "", f"{ends} after {used} of {held} windows.")
 
 
 def _reply(reply: Mapping[str, Any] | None) -> list[tuple[str, str]]:
@@ -137,9 +106,9 @@ def _reply(reply: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if reply is None:
         return [("reply", "no chat template")]
     end = f"ends with {reply['stopped']}" if reply["stopped"] else f"no end within {reply['tokens']}"
-    same = f"first {reply['same_tokens']} of {reply['reference_tokens']} tokens; {end}"
+    same = sameness(reply) if reply["reference_tokens"] is None else f"first {sameness(reply)} tokens"
     problem = [("  problem", reply["problem"])] if reply["problem"] else []
-    return [("reply", f'"{shortened(reply["text"], 56)}"'), ("  as reference", same), *problem]
+    return [("reply", f'"{shortened(reply["text"], 56)}"'), ("  as reference", f"{same}; {end}"), *problem]
 
 
 def speed(found: Mapping[str, Any]) -> None:
@@ -156,11 +125,11 @@ def speed(found: Mapping[str, Any]) -> None:
     is_timed = any(True for variant in variants.values() for _ in tasks_of(variant))
     intervals = ", medians with 95 % intervals" if is_timed else ""
     notes = [f"{found['machine']['cpu']}{intervals}", *rate_notes(variants)]
-    _print(rates, "", *map(escape, notes))
+    show(rates, "", *map(escape, notes))
     if memory.row_count:
-        _print("", memory, "", *map(escape, cost_notes(variants)))
+        show("", memory, "", *map(escape, cost_notes(variants)))
     placed = new_table("artifact", *(f"operations of {task}" for task in PLACED))
     for name, cells in placements(variants).items():
         add_row(placed, name, *cells)
     if placed.row_count:
-        _print("", placed)
+        show("", placed)

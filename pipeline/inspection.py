@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ParamsError, PipelineError, QuantizationError, suggestion
-from pipeline.formats import FORMATS, bits_per_weight, effective_types, room
+from pipeline.errors import ParamsError, PipelineError, QuantizationError, gathered, suggestion
+from pipeline.formats import FORMATS, IMATRIX_FORMAT, bits_per_weight, effective_types, room
 from pipeline.models import spec_of
+from pipeline.models.numbers import cache_bytes, kv_bytes, numbers
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.hub import open_checkpoint
-from pipeline.types import ModelSpec, Planned
+from pipeline.types import Dropped, ModelSpec, Planned
 
 CHECKPOINT = "checkpoint"
 """Beside the formats: who refuses what none of them takes."""
+
+ALL = "all"
+"""In place of a scheme: those of a format, or all."""
+
+KV_TYPES = ("f16", "q8_0", "q4_0")
+"""Types of a KV cache that are shown; only llama.cpp has others than f16."""
 
 
 def inspect(
@@ -23,65 +30,128 @@ def inspect(
     scheme: str | None = None,
     revision: str | None = None,
     types: Mapping[str, str] | None = None,
+    imatrix: Path | None = None,
 ) -> dict[str, Any]:
-    """Architecture, problems, weight of every scheme, and the plan of one, with types of its own or without.
+    """Architecture, problems, the weight and plan of every scheme, and the plan of one, with types of its own or
+    without. Weights are not read.
 
-    `scheme` is 'gguf/q8_0', or a name that only one format has.
+    `scheme` is 'gguf/q8_0', or a name that only one format has. `imatrix` is the file of an importance matrix, by whose
+    tensors GGUF schemes are planned, as `convert` does; one that cannot be used is a problem, and they are planned
+    without. Where config.json cannot be understood, its problems and those of the files are all there is.
 
     Raises:
-        PipelineError: a folder whose config.json cannot be understood, or a scheme that does not exist, or that this
-            checkpoint cannot have.
+        PipelineError: no folder with a config.json, or a scheme that does not exist, or that this checkpoint cannot
+            have.
     """
-    with open_checkpoint(checkpoint_name, revision) as checkpoint:
-        spec = spec_of(checkpoint.config)
-        problems = _problems(checkpoint, spec)
-        if CHECKPOINT not in problems:
-            spec = checkpoint.typed(spec)  # some formats go by what is stored
-        dtypes = sorted({stored.dtype for stored in checkpoint.tensors.values()})
+    problems: dict[str, list[PipelineError]] = {CHECKPOINT: [], **{name: [] for name in FORMATS}}
+    with open_checkpoint(checkpoint_name, revision, problems[CHECKPOINT]) as checkpoint:
+        spec = given = None
+        with gathered(problems[CHECKPOINT]):
+            spec = spec_of(checkpoint.config, checkpoint.shapes)
+        if spec is None:
+            _check_tokenizer(checkpoint, problems[CHECKPOINT])
+        else:
+            spec = _checked(checkpoint, spec, problems)
+        if imatrix is not None:
+            with gathered(problems[IMATRIX_FORMAT]):
+                given = _given(imatrix, spec)
+        found = {
+            "checkpoint": checkpoint.name,
+            "dtypes": sorted({t.dtype for t in checkpoint.tensors.values()}),
+            "imatrix": _imatrix(given),
+        }
+    if spec is None:
+        nothing = dict.fromkeys(("architecture", "numbers", "weights", "tensors", "plan"))
+        return {**found, **nothing, "dropped": [], "problems": _texts(problems), "schemes": {}}
+    names = given.values if given else None
+    schemes = {
+        f"{format_name}/{name}": _outcome(spec, format_name, name, names)
+        for format_name in FORMATS
+        for name in room(format_name, "schemes").SCHEMES
+    }
     return {
-        "checkpoint": checkpoint.name,
+        **found,
         "architecture": _architecture(spec),
+        "numbers": _numbers(spec),
         "weights": spec.weights,
         "tensors": len(spec.tensors),
-        "dtypes": dtypes,
+        "dropped": _dropped(spec, dict.fromkeys(n.partition("/")[0] for n, s in schemes.items() if "refused" not in s)),
         "problems": _texts(problems),
-        "schemes": {
-            f"{format_name}/{name}": _totals(spec, format_name, name)
-            for format_name in FORMATS
-            for name in room(format_name, "schemes").SCHEMES
-        },
-        "plan": None if scheme is None else grouped(_plan(spec, scheme, types or {})),
+        "schemes": schemes,
+        "plan": None if scheme is None else grouped(_plan(spec, scheme, types or {}, names)),
     }
 
 
-def _problems(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, str]:
-    """What `convert` would refuse, by the format that does."""
-    checks = {CHECKPOINT: checkpoint.check} | {name: partial(room(name, "write").check, checkpoint) for name in FORMATS}
-    problems = {}
-    for name, check in checks.items():
-        try:
-            check(spec)
-        except PipelineError as error:
-            problems[name] = str(error)
-    return problems
+def formats_of(scheme: str | None) -> tuple[str, ...]:
+    """The formats that 'all' and 'FORMAT/all' speak of; of a scheme none.
+
+    Raises:
+        ParamsError: no such format.
+    """
+    format_name, _, name = (scheme or "").rpartition("/")
+    if name != ALL:
+        return ()
+    if format_name:
+        room(format_name, "schemes")
+    return (format_name,) if format_name else FORMATS
 
 
-def _texts(problems: Mapping[str, str]) -> list[str]:
+def _checked(checkpoint: Checkpoint, spec: ModelSpec, problems: Mapping[str, list[PipelineError]]) -> ModelSpec:
+    """`spec` by what is stored, once `problems` has what `convert` would refuse, by the format that does."""
+    own = problems[CHECKPOINT]
+    with gathered(own):
+        checkpoint.check(spec)
+    for name in FORMATS:
+        room(name, "write").check(checkpoint, spec, problems[name])
+    return spec if own else checkpoint.typed(spec)  # some formats go by what is stored
+
+
+def _check_tokenizer(checkpoint: Checkpoint, problems: list[PipelineError]) -> None:
+    """What every format asks of it, as far as that is known without an architecture."""
+    with gathered(problems):
+        tokenizer = checkpoint.tokenizer
+        with gathered(problems):
+            tokenizer.stop_ids(checkpoint.config)
+
+
+def _texts(problems: Mapping[str, Sequence[PipelineError]]) -> list[str]:
     """Each once; of what some formats take, with the names of those that do not."""
     texts: dict[str, list[str]] = {}
-    for name, text in problems.items():
-        texts.setdefault(text, []).append(name)
+    for name, errors in problems.items():
+        for error in errors:
+            texts.setdefault(str(error), []).append(name)
     return [
-        text if names in ([CHECKPOINT], [*FORMATS]) else f"{', '.join(names)}: {text}" for text, names in texts.items()
+        text if CHECKPOINT in names or names == [*FORMATS] else f"{', '.join(names)}: {text}"
+        for text, names in texts.items()
     ]
 
 
-def _plan(spec: ModelSpec, scheme: str, types: Mapping[str, str]) -> list[Planned]:
-    """The plan of 'gguf/bf16', or of a name that only one format has."""
+def _given(file: Path, spec: ModelSpec | None) -> Any:
+    """The importance matrix of a file for the model; where that is not known, what is wrong with the file alone is
+    raised, and None is all there is.
+    """
+    if spec is None:
+        room(IMATRIX_FORMAT, "imatrix").read(file)
+        return None
+    return room(IMATRIX_FORMAT, "importance").fitted(file, spec)
+
+
+def _imatrix(given: Any) -> dict[str, Any] | None:
+    if given is None:
+        return None
+    uses = room(IMATRIX_FORMAT, "imatrix").experts(given.imatrix)
+    return {"file": given.name, "tensors": len(given.imatrix.tensors), "experts": [asdict(use) for use in uses]}
+
+
+def _plan(spec: ModelSpec, scheme: str, types: Mapping[str, str], imatrix: Container[str] | None) -> list[Planned]:
+    """The plan of 'gguf/bf16', or of a name that only one format has; of formats that take an importance matrix by the
+    names that it has data for.
+    """
     format_name, _, name = scheme.rpartition("/")
     format_name = format_name or _format_of(name)
     chosen = room(format_name, "schemes").scheme(name, types)
-    planned: list[Planned] = room(format_name, "plan").plan(spec, chosen)
+    more = (imatrix,) if format_name == IMATRIX_FORMAT else ()
+    planned: list[Planned] = room(format_name, "plan").plan(spec, chosen, *more)
     return planned
 
 
@@ -102,13 +172,51 @@ def _architecture(spec: ModelSpec) -> dict[str, Any]:
     keys = ("model_type", "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff", "vocab_size")
     rest = {"context_length": spec.context_length, "rope_theta": spec.rope.theta, "rope_scaling": spec.rope.scaling}
     flags = {"tied": spec.tied, "qkv_bias": spec.qkv_bias, "qk_norm": spec.qk_norm}
-    return {key: getattr(spec, key) for key in keys} | rest | flags
+    parts = {"experts": spec.experts, "delta": spec.delta}
+    more = {"rope_dims": spec.rope.dims, "linear_layers": len(spec.linear), "mtp_layers": spec.mtp_layers}
+    return (
+        {key: getattr(spec, key) for key in keys}
+        | rest
+        | flags
+        | {key: None if part is None else asdict(part) for key, part in parts.items()}
+        | more
+    )
 
 
-def _totals(spec: ModelSpec, format_name: str, scheme: str) -> dict[str, Any]:
-    """What a scheme would weigh, or why the format refuses it for this checkpoint."""
+def _numbers(spec: ModelSpec) -> dict[str, Any]:
+    """Of the model, and what its whole context takes by the type of the KV cache."""
+    encodings = room("gguf", "schemes").ENCODINGS
+    caches = {
+        kind: {"per_token": kv_bytes(spec, 1, encodings[kind]), "context": cache_bytes(spec, tokens, encodings[kind])}
+        for tokens in [spec.context_length]
+        for kind in KV_TYPES
+    }
+    return asdict(numbers(spec)) | {"caches": caches}
+
+
+def _dropped(spec: ModelSpec, formats: Iterable[str]) -> list[dict[str, Any]]:
+    """The checkpoint's parts that artifacts of some or all formats do not have."""
+    parts: dict[Dropped, list[str]] = {}
+    for name in formats:
+        for part in room(name, "arrange").dropped(spec):
+            parts.setdefault(part, []).append(name)
+    return [
+        {
+            "part": part.part,
+            "reason": part.reason,
+            "formats": names,
+            "tensors": len(part.tensors),
+            "weights": part.weights,
+            "names": list(part.tensors),
+        }
+        for part, names in parts.items()
+    ]
+
+
+def _outcome(spec: ModelSpec, format_name: str, scheme: str, imatrix: Container[str] | None) -> dict[str, Any]:
+    """What a scheme would weigh and do, or why the format refuses it for this checkpoint."""
     try:
-        planned = _plan(spec, f"{format_name}/{scheme}", {})
+        planned = _plan(spec, f"{format_name}/{scheme}", {}, imatrix)
     except QuantizationError as error:
         return {"refused": str(error)}
     types = effective_types(planned)
@@ -116,17 +224,25 @@ def _totals(spec: ModelSpec, format_name: str, scheme: str) -> dict[str, Any]:
         "tensor_bytes": sum(p.bytes for p in planned),
         "bits_per_weight": bits_per_weight(planned),
         "effective_types": {name: entry.weights for name, entry in types.items()},
+        "plan": grouped(planned),
     }
 
 
 def grouped(planned: Sequence[Planned]) -> list[dict[str, Any]]:
-    """The plan with equal rows of several layers put together: role, layers, shape, type, reason."""
-    groups: dict[tuple[str, tuple[int, ...], str, str], list[int]] = {}
+    """The plan with equal rows of several layers put together: role, layers, tensors, shape, type, reason."""
+    groups: dict[tuple[str, tuple[int, ...], str, str], list[int | None]] = {}
     for p in planned:
         key = (p.tensor.role, p.tensor.shape, p.encoding.name, p.reason)
-        groups.setdefault(key, []).extend([] if p.tensor.layer is None else [p.tensor.layer])
+        groups.setdefault(key, []).append(p.tensor.layer)
     return [
-        {"role": role, "layers": runs(layers), "shape": list(shape), "type": kind, "reason": reason}
+        {
+            "role": role,
+            "layers": runs(sorted({layer for layer in layers if layer is not None})),
+            "tensors": len(layers),
+            "shape": list(shape),
+            "type": kind,
+            "reason": reason,
+        }
         for (role, shape, kind, reason), layers in groups.items()
     ]
 

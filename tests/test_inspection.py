@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from commands import refused, run, succeeded
-from support import Shape, write_checkpoint
+from commands import refused, run, squeezed, succeeded
+from family import tiny as tiny_of
+from support import Shape, tokenizer_json, write_checkpoint
 
 from pipeline.console import BAD_INPUT
 from pipeline.formats import FORMATS, room
@@ -136,3 +140,235 @@ def test_inspect_needs_no_runtime(narrow: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, narrow], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+# What is wrong, all at once
+
+
+def problems_of(folder: Path) -> list[str]:
+    result = run("inspect", folder, "--json", "-")
+    assert result.exit_code == BAD_INPUT
+    found: list[str] = json.loads(result.stdout)["problems"]
+    return found
+
+
+def edit_config(folder: Path, **settings: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+
+def test_config_files_and_tokenizer_are_told_together(tmp_path: Path) -> None:
+    """None hides another: sizes and rope of config.json, a shard, and a tokenizer without its end token."""
+    folder = write_checkpoint(tmp_path / "bad", shards=3)
+    edit_config(folder, hidden_size=0, rope_scaling={"type": "longrope"}, quantization_config={"quant_method": "gptq"})
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    (folder / "model-00003-of-00003.safetensors").write_bytes(b"no header")
+    (folder / "generation_config.json").write_text('{"eos_token_id": "end"}')
+    quantized, broken, absent, config, tokenizer = problems_of(folder)
+    assert "is already quantized (config.json: quantization_config, gptq)" in quantized
+    assert "model-00003-of-00003.safetensors: not a safetensors file" in broken
+    assert "model-00002-of-00003.safetensors is absent" in absent
+    assert config.splitlines()[1:3] == [
+        "  - hidden_size: missing or not a positive integer, found 0",
+        "  - rope scaling 'longrope' is not supported; known: default, linear, yarn",
+    ]
+    assert "generation_config.json: eos_token_id must be an id" in tokenizer
+
+
+def test_where_config_json_is_not_understood_nothing_is_made_up(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "bad", config={"model_type": "qwen9"})
+    found = json.loads(run("inspect", folder, "--scheme", "gguf/q8_0", "--json", "-").stdout)
+    assert [found[key] for key in ("architecture", "numbers", "weights", "tensors", "plan")] == [None] * 5
+    assert (found["schemes"], found["dropped"], found["dtypes"]) == ({}, [], ["BF16"])
+    (problem,) = found["problems"]
+    assert problem.startswith("config.json: model_type 'qwen9' is not supported; did you mean 'qwen")
+    lines = run("inspect", folder).stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines if line.strip()][:3] == ["checkpoint", "dtypes", "problem"]
+
+
+def test_tensors_of_an_absent_shard_are_not_told_one_by_one(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "bad", shards=4, change=lambda tensors: tensors.pop("model.norm.weight"))
+    (folder / "model-00001-of-00004.safetensors").unlink()
+    incomplete, tensors = problems_of(folder)
+    assert "model-00001-of-00004.safetensors is absent" in incomplete
+    lines = [line for line in tensors.splitlines() if line.startswith("  - ")]
+    assert lines == ["  - model.norm.weight: missing, expected [64]"]
+    found = json.loads(run("inspect", folder, "--json", "-").stdout)
+    assert len(found["schemes"]["gguf/q8_0"]["plan"]) > 8  # what it would be
+
+
+def test_no_tensor_is_told_where_no_file_is_read(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "bad")
+    (folder / "model.safetensors").write_bytes(b"no header")
+    (problem,) = problems_of(folder)
+    assert "model.safetensors: not a safetensors file" in problem
+
+
+def test_every_problem_of_a_tokenizer_is_told_with_the_formats_it_is_of(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "bad", config={"vocab_size": 272, "eos_token_id": 9999})
+    tokenizer = tokenizer_json(split=r"\w+")
+    tokenizer["added_tokens"][0]["id"] = 400
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_text('{"chat_template": 5}')
+    found = problems_of(folder)
+    assert [problem.partition(" ")[0] for problem in found if problem.startswith("gguf: ")] == ["gguf:"] * 2
+    assert any("regex is none that llama.cpp is known to have" in problem for problem in found)
+    assert any("chat_template must be text" in problem for problem in found)
+    (vocabulary,) = [problem for problem in found if "has id 400, but the embedding has 272 rows" in problem]
+    assert vocabulary.startswith(str(folder))  # every format's
+
+
+def test_fp8_without_scales_is_told_with_the_rest(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "bad", change=lambda tensors: tensors.pop("model.norm.weight"))
+    path = folder / "model.safetensors"
+    length = 8 + int.from_bytes(path.read_bytes()[:8], "little")
+    header = json.loads(path.read_bytes()[8:length])
+    name = "model.layers.0.mlp.up_proj.weight"
+    begin, end = header[name]["data_offsets"]
+    header[name] |= {"dtype": "F8_E4M3", "data_offsets": [begin, begin + (end - begin) // 2]}
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + path.read_bytes()[length:])
+    (problem,) = problems_of(folder)
+    assert [line for line in problem.splitlines() if line.startswith("  - ")] == [
+        f"  - {name}: FP8 without scales of its blocks: {name}_scale_inv is missing, expected [1, 1]",
+        "  - model.norm.weight: missing, expected [64]",
+    ]
+
+
+# Numbers, plans and what is dropped
+
+
+def test_the_plan_of_every_scheme_is_in_the_json(narrow: Path, tmp_path: Path) -> None:
+    found = json.loads(succeeded("inspect", narrow, "--json", "-").stdout)
+    for name, scheme in found["schemes"].items():
+        assert ("plan" in scheme) != ("refused" in scheme), name
+        if "plan" in scheme:
+            rows = scheme["plan"]
+            assert sum(row["tensors"] for row in rows) == found["tensors"]
+            assert {row["type"] for row in rows} == scheme["effective_types"].keys()
+    rows = [row for row in found["schemes"]["gguf/q4_k_m"]["plan"] if row["role"] == "attn_v"]
+    assert [(row["layers"], row["tensors"], row["type"]) for row in rows] == [
+        ("0, 3, 6-7", 4, "Q8_0"),
+        ("1-2, 4-5", 4, "Q5_0"),
+    ]
+
+
+@pytest.mark.parametrize(("asked", "formats"), [("all", FORMATS), ("mlx/all", ("mlx",)), ("gguf/all", ("gguf",))])
+def test_all_schemes_are_shown_by_type_and_role(asked: str, formats: tuple[str, ...], tiny: Path) -> None:
+    lines = succeeded("inspect", tiny, "--scheme", asked).stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    begins = [i for i, line in enumerate(lines) if line.split() == ["scheme", "type", "tensors"]]
+    assert len(begins) == len(formats)
+    text = "\n".join(lines[begins[0] :])
+    assert [name for name in FORMATS if f"\n{name}/" in text] == [*formats]
+    if asked == "gguf/all":
+        said = " ".join(text.split())
+        assert "gguf/q4_k_m Q4_K attn_q, attn_k, attn_v (4 of 6), attn_output, ffn_gate, ffn_up, ffn_down" in said
+        assert "Q6_K embed, attn_v (2 of 6), ffn_down (2 of 6) F32 attn_norm" in said
+
+
+def test_types_of_their_own_go_with_one_scheme(tiny: Path) -> None:
+    assert "--type needs --scheme" in refused("inspect", tiny, "--scheme", "gguf/all", "--type", "attn_v=q8_0")
+    assert "format 'ggfu' does not exist" in refused("inspect", tiny, "--scheme", "ggfu/all")
+
+
+def test_the_numbers_of_a_model_are_told(tiny: Path) -> None:
+    found = json.loads(succeeded("inspect", tiny, "--json", "-").stdout)
+    token = 2 * 6 * 2 * 64 * 2  # K and V, layers, heads, head_dim, bytes
+    assert found["numbers"] == {
+        "weights": 6_819_840,
+        "active_weights": 6_819_840,
+        "mtp_weights": 0,
+        "layers": 6,
+        "attention_layers": 6,
+        "kv_bytes_per_token": token,
+        "state_bytes": 0,
+        "caches": {
+            "f16": {"per_token": token, "context": token * 4096},
+            "q8_0": {"per_token": token // 64 * 34, "context": token // 64 * 34 * 4096},
+            "q4_0": {"per_token": token // 64 * 18, "context": token // 64 * 18 * 4096},
+        },
+    }
+    lines = [line.split(maxsplit=3) for line in succeeded("inspect", tiny).stdout.splitlines()]
+    assert ["KV", "of", "a", "token   3 KiB in f16, 1.6 KiB in q8_0, 864 bytes in q4_0"] in lines
+
+
+@pytest.fixture(scope="module")
+def wrapped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A hybrid with experts, a vision tower and an MTP layer."""
+    folder = tmp_path_factory.mktemp("inspection") / "wrapped"
+    return tiny_of("qwen3_5_moe", folder, experts=6, wrapped=True, mtp=1)
+
+
+def test_a_hybrid_is_told_by_its_layers_experts_and_what_is_dropped(wrapped: Path) -> None:
+    found = json.loads(succeeded("inspect", wrapped, "--json", "-").stdout)
+    assert found["problems"] == []
+    assert found["architecture"]["experts"] == {
+        **{"count": 6, "used": 2, "d_ff": 32, "shared_d_ff": 64, "norm_topk": True},
+    }
+    counted = found["numbers"]
+    assert (counted["layers"], counted["attention_layers"]) == (4, 1)
+    assert counted["active_weights"] == counted["weights"] - 4 * 4 * 3 * 64 * 32
+    assert counted["kv_bytes_per_token"] == 2 * 1 * 2 * 32 * 2
+    assert counted["state_bytes"] == 3 * (3 * (2 * 2 * 16 + 4 * 16) + 4 * 16 * 16) * 4
+    assert counted["caches"]["f16"]["context"] == 2048 * counted["kv_bytes_per_token"] + counted["state_bytes"]
+    dropped = {part["part"]: part for part in found["dropped"]}
+    tower, mtp = dropped["vision tower"], dropped["MTP layers"]
+    assert (tower["tensors"], tower["weights"], tower["formats"]) == (3, 16 * 3 * 2 * 16 + 9 * 16 + 16, ["gguf", "mlx"])
+    assert (mtp["formats"], mtp["weights"], mtp["tensors"]) == (["mlx"], counted["mtp_weights"], len(mtp["names"]))
+    roles = {name: {row["role"] for row in found["schemes"][name]["plan"]} for name in ("gguf/q8_0", "mlx/int8-g32")}
+    assert "mtp_join" in roles["gguf/q8_0"] - roles["mlx/int8-g32"]
+    assert all("Gated DeltaNet in 3 of 4" in found["schemes"][f"coreml/{s}"]["refused"] for s in ("fp16", "pal4"))
+
+
+def test_it_is_readable_on_80_columns(wrapped: Path) -> None:
+    lines = succeeded("inspect", wrapped, "--scheme", "gguf/q4_k_m").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    said = " ".join(" ".join(lines).split())
+    assert "experts 6 of width 32, 2 a token, and one of width 64 that all take" in said
+    assert "dropped MTP layers: " in said
+
+
+def test_schemes_that_need_an_importance_matrix_are_told_once(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "c", Shape(hidden=256, ff=256))
+    lines = succeeded("inspect", folder).stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    said = " ".join(" ".join(lines).split())
+    names = "gguf/iq3_xxs, gguf/iq2_s, gguf/iq2_xs, gguf/iq2_xxs, gguf/iq1_m"
+    assert f"refused {names}: needs an importance matrix. Make one" in said
+    assert said.count("needs an importance matrix") == 1
+    assert "attn_q.weight: IQ2_XS, of 2 layers" in refused("inspect", folder, "--scheme", "iq2_xs")  # each in full
+
+
+def test_no_weight_is_read(wrapped: Path, tmp_path: Path) -> None:
+    """The files have no data behind their headers but holes, which would be no weights."""
+    folder = tmp_path / "sparse"
+    shutil.copytree(wrapped, folder)
+    path = folder / "model.safetensors"
+    size, length = path.stat().st_size, 8 + int.from_bytes(path.read_bytes()[:8], "little")
+    os.truncate(path, length)
+    os.truncate(path, size)
+    whole, sparse = (json.loads(succeeded("inspect", p, "--json", "-").stdout) for p in (wrapped, folder))
+    assert {**whole, "checkpoint": "sparse"} == sparse
+
+
+@pytest.mark.parametrize(("format_name", "scheme"), [("gguf", "iq2_xs"), ("mlx", "int4"), ("coreml", "int8")])
+def test_convert_tells_all_that_inspect_tells(format_name: str, scheme: str, tmp_path: Path) -> None:
+    """Of files, tensors, tokenizer and scheme, in one error, and nothing is left behind."""
+    settings = {"quantization_config": {"quant_method": "gptq"}}
+    folder = write_checkpoint(
+        tmp_path / "bad",
+        Shape(hidden=256 if format_name == "gguf" else 96),
+        config=settings,
+        change=lambda tensors: tensors.pop("model.norm.weight"),
+    )
+    (folder / "tokenizer.json").unlink()
+    arguments = ("convert", folder, "--format", format_name, "--scheme", scheme)
+    more = ("--max-context", 99_999) if format_name == "coreml" else ()
+    said = squeezed(refused(*arguments, *more, "--out", tmp_path / "out"))
+    wanted = problems_of(folder)
+    assert len(wanted) == 3
+    own = {"gguf": "iq2_xs needs an importance matrix", "mlx": "int4 cannot hold every matrix", "coreml": "max_context"}
+    assert all(squeezed(problem) in said for problem in (*wanted, own[format_name]))
+    assert not (tmp_path / "out").exists()

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from pipeline.chat import NOT_MEASURED, sameness
 from pipeline.metrics.machine import short_id
+from pipeline.report import parts
 from pipeline.report.engines import distinct
 from pipeline.report.front_tables import order_notes, section
 from pipeline.report.fronts import SIZE_KLD, on_front
@@ -15,7 +17,7 @@ from pipeline.report.pareto import picks, preferred, prompt_length
 from pipeline.report.speed_tables import tables
 from pipeline.report.speeds import rate
 from pipeline.report.text import called, decimals, effective, escaped, machine, megabytes, ranged, shortened
-from pipeline.types import REFERENCE_EXECUTOR
+from pipeline.runtimes import REFERENCE_EXECUTOR
 
 
 def render(measurements: Mapping[str, Any], names: Sequence[str]) -> str:
@@ -36,6 +38,10 @@ def render(measurements: Mapping[str, Any], names: Sequence[str]) -> str:
     context = {
         "measurements": measurements,
         "identity": measurements["identity"],
+        "model": parts.checkpoint(measurements["reference"]["model"]),
+        "dropped": parts.dropped(shown),
+        "imatrices": parts.imatrices(shown),
+        "has_routers": any(v["routers"] for v in shown.values()),
         "machine": machine(measurements["machine"], [measurements["power_source"]]),
         "formats": formats,
         "ships": ",\n  ".join(SHIPS[name] for name in SHIPS if name in formats),
@@ -97,14 +103,15 @@ def _row(
 
 
 def _reply(name: str, reply: Mapping[str, Any]) -> dict[str, str]:
-    same = f"{reply['same_tokens']} of {reply['reference_tokens']}"
-    return {"name": name, "same": same, "problem": escaped(reply["problem"] or ""), **_said(reply)}
+    return {"name": name, "same": sameness(reply), "problem": escaped(reply["problem"] or ""), **_said(reply)}
 
 
 def _said(reply: Mapping[str, Any] | None) -> dict[str, str]:
     """A reply's text and end as cells of a table."""
     if reply is None:
         return {}
+    if reply["text"] is None:
+        return {"text": NOT_MEASURED, "end": ""}
     end = reply["stopped"]
     return {
         "text": escaped(shortened(reply["text"])),

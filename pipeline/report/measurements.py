@@ -16,6 +16,7 @@ from pipeline.errors import MeasurementError
 from pipeline.files import read_object
 from pipeline.metrics.pairs import by_window
 from pipeline.metrics.stored import AGAIN, load
+from pipeline.report import parts
 from pipeline.report.fronts import fronts
 
 KLD = ("mean", "median", "p99", "p99_9")
@@ -38,7 +39,7 @@ def gather(variants: Iterable[str], root: Path = Path()) -> dict[str, Any]:
     """
     reference = read_object(root / paths.REFERENCE / "meta.json")
     speed = read_object(root / paths.SPEED)
-    identity = {key: value for key, value in reference.items() if key != "engine"}
+    identity = {key: value for key, value in reference.items() if key not in {"engine", "model"}}
     measured: dict[str, Any] = {}
     klds: dict[str, NDArray[np.float64]] = {}
     reference_ppl = None
@@ -55,7 +56,12 @@ def gather(variants: Iterable[str], root: Path = Path()) -> dict[str, Any]:
     with as_written("size, bits per weight or speed of the variants"):
         compared = fronts(measured, klds)
     return {
-        "reference": {"ppl": reference_ppl, "engine": reference["engine"], "reply": _reference_reply(root)},
+        "reference": {
+            "ppl": reference_ppl,
+            "engine": reference["engine"],
+            "model": reference.get("model"),
+            "reply": _reference_reply(root),
+        },
         "identity": identity,
         "machine": speed["machine"],
         "power_source": speed["power_source"],
@@ -106,12 +112,16 @@ def _check(
 
 
 def _reference_reply(root: Path) -> dict[str, Any] | None:
-    """What the reference says to the chat's question: None where the checkpoint has no chat template."""
+    """What the reference says to the chat's question: None where the checkpoint has no chat template. All but `asked`
+    are None where its reply was not computed.
+    """
     chat = load_chat(root / paths.REFERENCE)
     if chat is None:
         return None
     reply = chat.reply
     asked = chat.messages[-1]["content"]
+    if reply is None:
+        return {"asked": asked, "text": None, "tokens": None, "stopped": None}
     return {"asked": asked, "text": reply.text, "tokens": len(reply.ids), "stopped": reply.stopped}
 
 
@@ -125,6 +135,7 @@ def _variant(artifact: dict[str, Any], quality: dict[str, Any], timed: dict[str,
         "folder_bytes": artifact["folder_bytes"],
         "bits_per_weight": artifact["bits_per_weight"],
         "effective_types": {name: entry["weights"] for name, entry in artifact["effective_types"].items()},
+        **parts.measured(artifact, quality),
         "ppl": {"value": quality["ppl"], **quality["ppl_interval"]},
         "ln_ppl_ratio": quality["ln_ppl_ratio"],
         "kld": {key: {"value": quality["kld"][key], **quality["kld_interval"][key]} for key in KLD}

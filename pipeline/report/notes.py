@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline.report import parts
 from pipeline.report.text import escaped
 
 SHIPS = {
@@ -13,6 +14,7 @@ SHIPS = {
     "mlx": "an MLX folder has tokenizer, config and index beside the weights",
     "coreml": "a Core ML folder has the package, tokenizer files, config and a Swift file that runs it",
 }
+IMATRIX = "+imatrix"  # how mix_name ends where there is one
 INT16_IS = (
     "real INT16 constants with a float32 scale for each row, dequantized in the graph: as large as fp16, and not what "
     "coremltools calls quantization"
@@ -38,7 +40,8 @@ def notes(variants: Mapping[str, Any]) -> dict[str, list[str]]:
         usual = Counter(settings[n] for n in alike[name]).most_common(1)[0][0]
         twins = [n for n in alike[name] if n != name and variants[n]["tensors_sha256"] == v["tensors_sha256"]]
         found[name] = [f"made elsewhere, says {v['scheme']}"] if v["path"] else []
-        found[name] += [_own(v)] if "+" in v["scheme"] else []
+        found[name] += [_own(v)] if "+" in v["scheme"].removesuffix(IMATRIX) else []
+        found[name] += parts.noted(v)
         found[name] += [INT16_IS] if is_int16(v) else []
         found[name] += [f"same bytes as {', '.join(twins)}"] if twins else []
         found[name] += [settings[name]] if settings[name] != usual else []
@@ -48,7 +51,7 @@ def notes(variants: Mapping[str, Any]) -> dict[str, list[str]]:
 def _own(variant: Mapping[str, Any]) -> str:
     """The types of a GGUF mix, or the sizes of a Core ML package: 'mix q4_0+attn_v=q8_0', 'chunk 256 tokens'."""
     if variant["format"] != "coreml":
-        return f"mix {escaped(variant['scheme'])}"
+        return f"mix {escaped(variant['scheme'].removesuffix(IMATRIX))}"
     sizes = variant["scheme"].partition("+")[2]
     return f"{sizes.replace('=', ' ').replace('_', ' ').replace(',', ', ')} tokens"
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.metrics.machine import short_id
+from pipeline.types import ExpertUse, UsedImatrix
 
 
 def ranged(figure: Mapping[str, Any], digits: int, signed: bool = False) -> str:
@@ -43,6 +44,13 @@ def percent(share: float) -> str:
 def megabytes(size: int) -> str:
     """MB of 10^6 bytes, as files are counted on disk."""
     return f"{size / 1e6:.1f}" if size < 1e9 else f"{size / 1e6:,.0f}"
+
+
+def binary(size: int) -> str:
+    """'64 KiB', '149.6 MiB': memory in units of 1024, with at most one decimal."""
+    unit = next((power for power in (3, 2, 1) if size >= 1 << 10 * power), 0)
+    text = f"{size / (1 << 10 * unit):.1f}".removesuffix(".0")
+    return f"{text} {('bytes', 'KiB', 'MiB', 'GiB')[unit]}"
 
 
 def parity(found: Mapping[str, Any]) -> str:
@@ -81,3 +89,36 @@ def effective(types: Mapping[str, float]) -> str:
 
 def _share(share: float) -> str:
     return percent(share) if share >= 0.005 else "<1 %"
+
+
+def importance(used: UsedImatrix, known: bool) -> str:
+    """'importance matrix of english.txt, 32 chunks of 512 tokens, for 42 matrices; 1 went without: token_embd.weight',
+    and how far it reaches into experts. `known`: whether its text was, or can be, compared with the scored one.
+    """
+    of = ", ".join(used.datasets) or "an unknown text"
+    went = f"; {len(used.without)} went without: {listing(used.without)}" if used.without else ""
+    unknown = "" if known else "; overlap with the scored text: not known"
+    lines = [
+        f"importance matrix of {of}, {used.chunks} chunks of {used.chunk_size} tokens, for {used.matrices} matrices"
+    ]
+    lines[0] += went + unknown
+    return "\n".join([*lines, *([experts(used.experts)] if used.experts else [])])
+
+
+def experts(uses: Sequence[ExpertUse]) -> str:
+    """'experts: all 8 of each of 4 layers had tokens, the least of them 12', or in which layers some had none."""
+    least = min(uses, key=lambda use: use.fewest)
+    idle = [use for use in uses if use.activated < use.experts]
+    if not idle:
+        return (
+            f"experts: all {least.experts} of each of {len(uses)} layers had tokens, the fewest {least.fewest} (layer "
+            f"{least.layer})"
+        )
+    shown = listing([f"layer {use.layer}: {use.experts - use.activated} of {use.experts}" for use in idle])
+    return f"experts without any token, whose inputs count alike: {shown}. A longer calibration text would reach more."
+
+
+def listing(items: Sequence[str], shown: int = 3) -> str:
+    """'a, b, c and 4 more'."""
+    more = f" and {len(items) - shown} more" if len(items) > shown else ""
+    return ", ".join(items[:shown]) + more

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from figures import ENGINE, IDENTITY, MACHINE, PARITY, TIMING, TIMING_ENGINE, UNREPRESENTATIVE, rows_of
+from figures import ENGINE, IDENTITY, MACHINE, MODEL, PARITY, TIMING, TIMING_ENGINE, UNREPRESENTATIVE, rows_of
 from left import FILES, PPL, edit, leave, write_scores
 from mutations import GONE, changed, outcome
 
@@ -56,7 +56,8 @@ def test_measurements_hold_no_lists(tmp_path: Path) -> None:
     assert (a["peak_memory_bytes"], a["memory_by"], a["kv_bytes"]) == (50_000_000, "resident set", 4096)
     assert (a["size_bytes"], a["folder_bytes"]) == (5_000_000, 6_000_000)
     assert (a["unrepresentative"], a["parity"]) == (None, None)
-    assert found["reference"] == {"ppl": 80.0, "engine": ENGINE, "reply": None}
+    assert (a["dropped"], a["imatrix"], a["routers"]) == ({}, None, "")
+    assert found["reference"] == {"ppl": 80.0, "engine": ENGINE, "model": MODEL, "reply": None}
     assert found["identity"] == IDENTITY
     assert (a["engine"], a["timing_engine"], a["identity"]) == (ENGINE, TIMING_ENGINE, IDENTITY)
     assert (found["machine"], found["power_source"]) == (MACHINE, "mains")  # as speed.json says: no machine.json here
