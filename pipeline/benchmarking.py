@@ -20,7 +20,8 @@ from pipeline.metrics.timing import Samples
 from pipeline.metrics.visits import PASSES, ColdStart, Opening, cold_start, there_and_back, visit
 from pipeline.processes import in_own_process
 from pipeline.progress import progress
-from pipeline.types import Artifact, Engine, Placement, Runtime
+from pipeline.runtimes import Placement, Runtime
+from pipeline.types import Artifact, Engine
 
 COLD_STARTS = 3  # of each artifact
 ROUNDS_OF_NO_USER = 3  # of an artifact whose speed here says nothing: enough to see that it runs

@@ -4,13 +4,14 @@ that does not stop.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import MeasurementError, common, difference
 from pipeline.files import read_object
-from pipeline.types import Messages, Prompt, Reply
+from pipeline.runtimes import Messages, Prompt, Reply
 
 FILE = "reply.json"
 MESSAGES: Messages = [{"role": "user", "content": "Repeat after me: one, two, three."}]
@@ -18,15 +19,21 @@ MESSAGES: Messages = [{"role": "user", "content": "Repeat after me: one, two, th
 
 LIMIT = 32  # tokens of a reply
 
+NOT_MEASURED = "not measured: the reference was run layer by layer"
+
 
 @dataclass(frozen=True)
 class Chat:
-    """The reference's chat: what was asked, the prompt by its own template, where it would stop, what it says."""
+    """The reference's chat: what was asked, the prompt by its own template, where it would stop, what it says.
+
+    `reply` is None where it was not computed: the reference was run layer by layer, and a reply needs all layers for
+    every token.
+    """
 
     messages: Messages
     prompt: Prompt
     stop_ids: tuple[int, ...]
-    reply: Reply
+    reply: Reply | None
 
 
 def load_chat(folder: Path) -> Chat | None:
@@ -39,7 +46,7 @@ def load_chat(folder: Path) -> Chat | None:
         raw["messages"],
         Prompt(prompt["text"], tuple(prompt["ids"])),
         tuple(raw["stop_ids"]),
-        Reply(tuple(reply["ids"]), reply["text"], reply["stopped"]),
+        Reply(tuple(reply["ids"]), reply["text"], reply["stopped"]) if reply else None,
     )
 
 
@@ -76,10 +83,18 @@ def end_problem(found: Reply, chat: Chat) -> str | None:
 
 def compare(found: Reply, chat: Chat) -> dict[str, Any]:
     """The artifact's reply beside the reference's, as quality.json has it."""
+    expected = chat.reply
     return {
         "text": found.text,
         "tokens": len(found.ids),
         "stopped": found.stopped,
-        "same_tokens": common(found.ids, chat.reply.ids),
-        "reference_tokens": len(chat.reply.ids),
+        "same_tokens": common(found.ids, expected.ids) if expected else None,
+        "reference_tokens": len(expected.ids) if expected else None,
     }
+
+
+def sameness(reply: Mapping[str, Any]) -> str:
+    """'6 of 8', how many tokens of a reply of quality.json are the reference's, or why nobody knows."""
+    if reply["reference_tokens"] is None:
+        return NOT_MEASURED
+    return f"{reply['same_tokens']} of {reply['reference_tokens']}"

@@ -33,6 +33,15 @@ ENGINE = {
     "micro_batch": 512,
     "mmap": True,
 }
+MODEL = {
+    "weights": 6_819_840,
+    "active_weights": 6_819_840,
+    "mtp_weights": 0,
+    "layers": 6,
+    "attention_layers": 6,
+    "kv_bytes_per_token": 3072,
+    "state_bytes": 0,
+}
 TIMING_ENGINE = {**ENGINE, "device": "gpu", "flash_attention": "auto", "threads": 4}
 MLX_ENGINE = {
     **ENGINE,
@@ -99,6 +108,9 @@ def variant(size: int, kld: float, ratio: float, prefill: float | None = 1000.0,
         "folder_bytes": size,
         "bits_per_weight": 4.5,
         "effective_types": {"Q4_0": 900, "Q6_K": 98, "F32": 2},
+        "dropped": {},
+        "imatrix": None,
+        "routers": "",
         "ppl": figure(80.5, 5.0),
         "ln_ppl_ratio": figure(ratio, 0.002),
         "kld": {name: figure(kld, kld / 10) for name in ("mean", "median", "p99", "p99_9")} | {"max": {"value": 9.0}},
@@ -162,6 +174,7 @@ def hand_made() -> dict[str, Any]:
         "reference": {
             "ppl": 80.0,
             "engine": {**ENGINE, "name": "transformers", "version": "transformers 5"},
+            "model": MODEL,
             "reply": None,
         },
         "identity": IDENTITY,

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from figures import ENGINE, IDENTITY, MACHINE, TIMING, TIMING_ENGINE, figure
+from figures import ENGINE, IDENTITY, MACHINE, MODEL, TIMING, TIMING_ENGINE, figure
 from numpy.typing import NDArray
 
 from pipeline import paths
@@ -37,7 +37,7 @@ COSTS = {
 
 def leave(root: Path, names: list[str], files: Mapping[str, dict[str, str]] = MappingProxyType({})) -> None:
     """The files of variants; `files` are the hashes of those whose artifacts are no copies of each other."""
-    write_json(root / paths.REFERENCE / "meta.json", {**IDENTITY, "engine": ENGINE})
+    write_json(root / paths.REFERENCE / "meta.json", {**IDENTITY, "engine": ENGINE, "model": MODEL})
     drifted = {"value": -0.1, "p_value": 0.01, "drifted": True}
     task = {"seconds": [0.5] * 7, "warm_up_seconds": [0.5, 0.5], "disturbed_rounds": [2], "drift": drifted}
     tasks = {

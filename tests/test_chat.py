@@ -24,10 +24,12 @@ from pipeline.formats.gguf import header
 from pipeline.formats.gguf import write as writing
 from pipeline.formats.gguf.metadata import metadata
 from pipeline.formats.gguf.run import GgufRuntime
+from pipeline.runtimes import Messages, Prompt, Reply
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.tokenizer import Tokenizer
-from pipeline.torch_forward import Reference, load_reference, of_checkpoint, reference_chat, write_reference
-from pipeline.types import Messages, Prompt, Reply, Scores, Windows
+from pipeline.torch_forward import Reference, load_reference, reference_chat, write_reference
+from pipeline.torch_runtime import of_checkpoint
+from pipeline.types import Scores, Windows
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"

@@ -44,6 +44,7 @@ def test_schemes_as_json() -> None:
     assert found.keys() == {
         *("f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q5_k_s", "q5_1", "q5_0", "q4_k_m", "q4_k_s", "q4_1", "q4_0"),
         *("iq4_nl", "iq4_xs", "q3_k_l", "q3_k_m", "q3_k_s", "q2_k"),
+        *("iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m"),
     }
     assert found["q8_0"]["bits_per_weight"] == 8.5
     mlx = {row["scheme"]: row["bits_per_weight"] for row in listed if row["format"] == "mlx"}
@@ -93,13 +94,13 @@ def test_inspect_lists_every_problem_and_exits_2(tmp_path: Path) -> None:
     def spoil(tensors: dict[str, np.ndarray]) -> None:
         del tensors["model.norm.weight"]
         tensors["model.layers.0.mlp.up_proj.weight"] = np.zeros((7, 64), np.float32)
-        tensors["visual.patch.weight"] = np.zeros((2, 2), np.float32)
+        tensors["extra.patch.weight"] = np.zeros((2, 2), np.float32)
 
     folder = write_checkpoint(tmp_path / "bad", change=spoil)
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(split=r"\w+")))
     result = run("inspect", folder, "--json", tmp_path / "a.json")
     assert result.exit_code == BAD_INPUT
-    named = ["model.norm.weight", "model.layers.0.mlp.up_proj.weight", "visual.patch.weight", r"\w+"]
+    named = ["model.norm.weight", "model.layers.0.mlp.up_proj.weight", "extra.patch.weight", r"\w+"]
     problems = json.loads((tmp_path / "a.json").read_text())["problems"]
     for name in named:
         assert squeezed(name) in squeezed(result.stdout)
@@ -283,7 +284,7 @@ def test_evaluate_shows_the_reply(
     found = {"ppl": 9.0, "ppl_interval": interval, "reference_ppl": 8.0, "ln_ppl_ratio": {"value": 0.2, **interval}}
     found |= {"kld": figures, "kld_interval": {"mean": interval}, "same_top": 0.2, "same_top_interval": interval}
     found |= {"bits_per_byte": 1.0, "scored_tokens": 9, "windows": 3, "parity": None, "reply": reply}
-    found |= {"engine": COREML_ENGINE}
+    found |= {"engine": COREML_ENGINE, "calibration_overlap": None}
     console_tables.quality("name", found)
     lines = capsys.readouterr().out.splitlines()
     assert not any(line.startswith("checked") for line in lines)

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from pipeline.cores import physical_cores, usable_cores
-from pipeline.errors import listed, suggestion
+from pipeline.errors import CheckpointError, PipelineError, TokenizerError, gathered, listed, suggestion, together
 
 
 def test_every_problem_is_listed() -> None:
@@ -44,3 +44,26 @@ def test_where_affinity_is_not_known_all_cores_are_usable(monkeypatch: pytest.Mo
     assert usable_cores() == 6
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert usable_cores() == 1
+
+
+@pytest.mark.parametrize(
+    ("problems", "kind", "text"),
+    [
+        ([CheckpointError("a")], CheckpointError, "a"),
+        ([CheckpointError("a"), CheckpointError("b"), CheckpointError("a")], CheckpointError, "a\n\nb"),
+        ([CheckpointError("a"), TokenizerError("b")], PipelineError, "a\n\nb"),
+    ],
+)
+def test_problems_are_raised_together(problems: list[PipelineError], kind: type[PipelineError], text: str) -> None:
+    def stopping() -> None:
+        with together(problems[:1]) as found, gathered(found):
+            for problem in problems[1:]:
+                with gathered(found):
+                    raise problem
+
+    with pytest.raises(PipelineError) as caught:
+        stopping()
+    assert (type(caught.value), str(caught.value)) == (kind, text)
+    with together() as found:
+        pass
+    assert found == []

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import Shape, write_checkpoint
 
 ROOT = Path(__file__).parent.parent
 HEAVY = (
@@ -25,7 +26,7 @@ HEAVY = (
     "huggingface_hub",
     "datasets",
 )
-STAGES = ("fetch", "corpus", "reference", "convert", "evaluate", "machine", "benchmark", "report", "gate")
+STAGES = ("fetch", "corpus", "reference", "imatrix", "convert", "evaluate", "machine", "benchmark", "report", "gate")
 
 
 def python(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -95,6 +96,27 @@ def test_fetch_refuses_what_later_stages_would(old: str, new: str, message: str,
     assert done.returncode == 2
     assert message in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+    assert not (project / "artifacts").exists()
+
+
+def test_fetch_refuses_schemes_that_cannot_hold_the_checkpoint(project: Path, tmp_path: Path) -> None:
+    """Rows of 96 weights, of which no group of 64 is a part: all variants at once, and before any is made."""
+    folder = write_checkpoint(tmp_path / "narrow", Shape(hidden=96, layers=1))
+    variants = "{a: {format: mlx, scheme: int4}, b: {format: gguf, scheme: q4_0}, c: {format: mlx, scheme: mixed_2_6}}"
+    lines = (project / "params.yaml").read_text().splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("variants:"))
+    last = next(i for i, line in enumerate(lines) if i > first and line and line[0] not in " #")
+    text = "\n".join([*lines[:first], f"variants: {variants}", *lines[last:]])
+    text = text.replace("checkpoint: assets/qwen3-tiny", f"checkpoint: {folder}")
+    gate = text.index("gate:")
+    limits = "gate: {inconclusive: fail, limits: {default: {max_kld_mean: 1}}}"
+    (project / "params.yaml").write_text(text[:gate] + limits)
+    done = python("-m", "stages.fetch", cwd=project)
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 2, said
+    assert "variants.a: int4 cannot hold every matrix: - rows of 96 weights" in said
+    assert "variants.c: mixed_2_6 cannot hold every matrix" in said
+    assert "variants.b" not in said
     assert not (project / "artifacts").exists()
 
 

@@ -25,13 +25,14 @@ from pipeline.checks import acceptance, baseline, record
 from pipeline.checks.differences import WORDS
 from pipeline.checks.verdicts import CHANGED, NOT_COMPARABLE, PASS, Check
 from pipeline.files import write_json
-from pipeline.formats.gguf import metadata, plan, schemes
+from pipeline.formats.gguf import architecture, plan, schemes
 from pipeline.formats.gguf.run import GgufRuntime
 from pipeline.formats.mlx.run import MlxRuntime
 from pipeline.report import measurements
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.safetensors import read_header
 from pipeline.source.tokenizer import Tokenizer
+from pipeline.types import TensorSpec
 from stages import convert, corpus, evaluate, fetch, reference
 
 VARIANTS = {
@@ -193,9 +194,9 @@ def test_the_weights_of_a_layer_times_1_01(
 ) -> None:
     rows = Checkpoint.rows
 
-    def scaled(self: Checkpoint, name: str, start: int, count: int) -> Any:
-        found = rows(self, name, start, count)
-        return found * np.float32(1.01) if name.startswith(f"model.layers.{layer}.") else found
+    def scaled(self: Checkpoint, tensor: TensorSpec, start: int, count: int) -> Any:
+        found = rows(self, tensor, start, count)
+        return found * np.float32(1.01) if tensor.layer == layer else found
 
     monkeypatch.setattr(Checkpoint, "rows", scaled)
     again("q4_0")
@@ -207,8 +208,8 @@ def test_the_weights_of_a_layer_times_1_01(
 
 
 def test_rope_theta_times_1_01_in_the_header(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = metadata._rope
-    monkeypatch.setattr(metadata, "_rope", lambda rope: keys(replace(rope, theta=rope.theta * 1.01)))
+    keys = architecture._rope
+    monkeypatch.setattr(architecture, "_rope", lambda rope: keys(replace(rope, theta=rope.theta * 1.01)))
     again("q8_0")
     check = changed("q8_0")
     assert check.reason.startswith("the tensors are those that were accepted; a file's header")
@@ -217,12 +218,13 @@ def test_rope_theta_times_1_01_in_the_header(project: Path, monkeypatch: pytest.
 
 
 def test_one_tensor_of_the_policy(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mixed = plan._mixed
+    wanted = plan.wanted
 
-    def off_by_one(role: str, spec: Any, scheme: Any, index: int) -> Any:
-        return (scheme.base, "") if (role, index) == ("attn_v", 5) else mixed(role, spec, scheme, index)
+    def off_by_one(tensor: TensorSpec, scheme: Any, model: Any, index: int) -> Any:
+        is_it = (tensor.role, tensor.layer) == ("attn_v", 5)
+        return (scheme.base, "") if is_it else wanted(tensor, scheme, model, index)
 
-    monkeypatch.setattr(plan, "_mixed", off_by_one)
+    monkeypatch.setattr(plan, "wanted", off_by_one)
     again("q4_k_m")
     check = changed("q4_k_m")
     assert check.reason.startswith("1 of 68 tensors is not the one that was accepted. ")

@@ -29,6 +29,7 @@ from pipeline.models import spec_of
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.tokenizer import Tokenizer
 from pipeline.torch_forward import Reference
+from pipeline.torch_runtime import of_checkpoint
 from pipeline.types import Windows
 
 pytestmark = [pytest.mark.shared, pytest.mark.slow]
@@ -83,7 +84,7 @@ def test_the_stored_reference_is_small_and_gives_the_kl_of_full_logits(
     made = artifact.convert(smollm, "gguf", "q4_0", tmp_path / "q4_0")
     runtime = gguf_run.open_runtime(tmp_path / "q4_0", made, context=512, flash_attention=False, kv_type="f16")
     with Checkpoint(smollm) as checkpoint:
-        model = torch_forward.of_checkpoint(checkpoint)._model
+        model = of_checkpoint(checkpoint)._model
     ours, theirs, moved = [], [], []
     for window, ids in enumerate(windows.ids[:KL_WINDOWS]):
         with torch.inference_mode():

@@ -13,7 +13,8 @@ from pipeline.cores import usable_cores
 from pipeline.errors import MeasurementError
 from pipeline.logits import logprob_of, shifted_logits
 from pipeline.progress import Advance, silent
-from pipeline.types import Scorer, Windows
+from pipeline.runtimes import Scorer
+from pipeline.types import Windows
 
 WINDOWS = 2  # the first: a runtime that is a poor fit for this machine takes a minute for each
 LIMIT = 1e-3  # nats of a target's log-probability; float32 sums in another order differ by about 1e-5

@@ -15,8 +15,9 @@ from pipeline.errors import MeasurementError
 from pipeline.logits import logprob_of, shifted_logits
 from pipeline.metrics.stats import bounds, clipped, interval_json, mean_interval, quantile_intervals
 from pipeline.progress import Advance, silent
+from pipeline.runtimes import Scorer
 from pipeline.torch_forward import Reference
-from pipeline.types import Engine, Interval, Scorer, Scores, Windows
+from pipeline.types import Engine, Interval, Scores, Windows
 
 BLOCK_LOGITS = 1 << 18  # of one piece of work: 1 MB of float32 stay in a core's cache
 UNIFORM = 0.05  # nats: a mean this close to ln V is that of a model that predicts nothing

@@ -15,7 +15,8 @@ from pipeline.errors import MeasurementError
 from pipeline.metrics.stats import interval_json, median_interval
 from pipeline.metrics.trends import mann_kendall_p, theil_sen_slope
 from pipeline.progress import Advance, silent
-from pipeline.types import Engine, Interval, Runtime
+from pipeline.runtimes import Runtime
+from pipeline.types import Engine, Interval
 
 AGREEMENT = 0.05  # two warm-up rounds closer than this end the warm-up
 WARM_UP_ROUNDS = 10  # at most

@@ -12,7 +12,8 @@ from pipeline.formats import room
 from pipeline.metrics import timing
 from pipeline.metrics.memory import drop_from_page_cache, peak_rss_bytes
 from pipeline.metrics.timing import Prompts, Samples, Task
-from pipeline.types import Artifact, Engine, Placement, Runtime
+from pipeline.runtimes import Placement, Runtime
+from pipeline.types import Artifact, Engine
 
 RESIDENT = "resident set"  # as `memory_by`
 

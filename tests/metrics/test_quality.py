@@ -21,7 +21,8 @@ from pipeline.formats.gguf.write import write
 from pipeline.logits import Head, logprob_of, shifted_logits
 from pipeline.metrics.quality import compare, score, summarize
 from pipeline.source.checkpoint import Checkpoint
-from pipeline.torch_forward import Reference, load_reference, of_checkpoint, write_reference
+from pipeline.torch_forward import Reference, load_reference, write_reference
+from pipeline.torch_runtime import of_checkpoint
 from pipeline.types import Engine, Scores, Windows
 
 VOCAB, WIDTH, CONTEXT, COUNT = 50, 8, 12, 3
