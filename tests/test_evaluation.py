@@ -55,7 +55,8 @@ def test_figures_say_what_they_are_of(made: Path, windows: Windows, reference: R
     assert found["artifact"] == loaded.files
     assert found["parity"] is None  # llama.cpp scored
     assert found["identity"] == reference_meta(loaded.source, windows)
-    assert found["identity"] == {key: value for key, value in reference.meta.items() if key != "engine"}
+    assert found["identity"] == {k: v for k, v in reference.meta.items() if k not in {"engine", "model"}}
+    assert reference.meta["model"]["active_weights"] == loaded.weights
     assert (found["engine"]["name"], found["engine"]["threads"]) == ("llama.cpp", 2)
     assert scores.kld.shape == (3, 19)
     assert found["kld"]["max"] == scores.kld.max()

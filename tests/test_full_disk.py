@@ -226,7 +226,7 @@ def test_the_stages_of_a_project(source: Path, tmp_path: Path, monkeypatch: pyte
         assert result.exit_code == 2
         assert "artifacts/source.json cannot be written" in " ".join(result.stderr.split())
     assert CliRunner().invoke(fetch.main, []).exit_code == 0
-    fetched = {f"artifacts/{name}.json" for name in ("source", "builds", "text", "accepted")}
+    fetched = {f"artifacts/{name}.json" for name in ("source", "builds", "text", "calibration", "accepted")}
     with full_after(100):
         for stage, arguments, path in (
             (corpus, [], "artifacts/corpus"),
