@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from multiprocessing.resource_tracker import ensure_running
 from typing import Any, TypeVar
 
 from pipeline.cores import usable_cores
@@ -85,6 +86,7 @@ def workers(what: str) -> Iterator[Callable[..., Any]]:
 @contextmanager
 def _unreached_by_ctrl_c() -> Iterator[None]:
     """A process that is started here does not hear of Ctrl-C on the terminal: its caller ends it."""
+    ensure_running()  # which the first start would do, and unblock Ctrl-C before the process is there
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the process inherits the mask
     try:
         yield

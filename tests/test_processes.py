@@ -111,6 +111,18 @@ def test_a_worker_that_dies_is_an_error() -> None:
         call(os._exit, 1)
 
 
+def test_the_first_process_of_a_caller_is_started_deaf_to_ctrl_c() -> None:
+    """Python's resource tracker, which the first start of all brings up, unblocks what was blocked before it."""
+    script = """
+import signal
+from pipeline.processes import in_own_process
+if __name__ == "__main__":
+    print(signal.SIGINT in in_own_process("x", signal.pthread_sigmask, signal.SIG_BLOCK, []))
+"""
+    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (run.stdout, run.stderr) == ("True\n", "")
+
+
 @pytest.mark.parametrize("script", CALLERS, ids=["one", "workers"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_process_outlives_its_caller(number: int, script: str) -> None:
