@@ -11,17 +11,17 @@ from pipeline.models.stored import located, plain
 from pipeline.types import ModelSpec
 
 MODEL_TYPES = {
-    "qwen2": qwen2.spec,
-    "qwen2_moe": qwen2_moe.spec,
-    "qwen3": qwen3.spec,
-    "qwen3_moe": qwen3_moe.spec,
-    "qwen3_next": qwen3_next.spec,
-    "qwen3_5": qwen3_5.spec,
-    "qwen3_5_moe": qwen3_5_moe.spec,
+    "qwen2": qwen2.ARCHITECTURE,
+    "qwen2_moe": qwen2_moe.ARCHITECTURE,
+    "qwen3": qwen3.ARCHITECTURE,
+    "qwen3_moe": qwen3_moe.ARCHITECTURE,
+    "qwen3_next": qwen3_next.ARCHITECTURE,
+    "qwen3_5": qwen3_5.ARCHITECTURE,
+    "qwen3_5_moe": qwen3_5_moe.ARCHITECTURE,
 }
 
-TEXT_PARTS = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
-"""model_types that transformers gives the text part of a larger model, by what the whole is called."""
+WHOLES = {found.text_part: whole for whole, found in MODEL_TYPES.items() if found.text_part is not None}
+"""What a larger model is called, by what transformers calls its text part."""
 
 
 def spec_of(config: dict[str, Any], shapes: Mapping[str, tuple[int, ...]] | None = None) -> ModelSpec:
@@ -35,13 +35,13 @@ def spec_of(config: dict[str, Any], shapes: Mapping[str, tuple[int, ...]] | None
     """
     text = text_config(config)
     model_type = str(text.get("model_type"))
-    model_type = TEXT_PARTS.get(model_type, model_type)
+    model_type = WHOLES.get(model_type, model_type)
     if model_type not in MODEL_TYPES:
         raise CheckpointError(
             f"config.json: model_type {model_type!r} is not supported; {suggestion(model_type, [*MODEL_TYPES])}"
         )
     shapes = shapes or {}
-    spec = MODEL_TYPES[model_type]({**text, "model_type": model_type}, {plain(name) for name in shapes})
+    spec = MODEL_TYPES[model_type].read({**text, "model_type": model_type}, {plain(name) for name in shapes})
     return located(spec, shapes) if shapes else spec
 
 
@@ -53,9 +53,8 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
     """
     own = config.get("text_config")
     if own is None:
-        names = {whole: part for part, whole in TEXT_PARTS.items()}
-        model_type = str(config.get("model_type"))
-        return {**config, "model_type": names[model_type]} if model_type in names else config
+        whole = MODEL_TYPES.get(str(config.get("model_type")))
+        return config if whole is None or whole.text_part is None else {**config, "model_type": whole.text_part}
     if not isinstance(own, dict):
         raise CheckpointError(f"config.json: text_config must be an object, found {own!r}. Fetch it again.")
     shared = {key: config[key] for key in ("tie_word_embeddings", "dtype", "torch_dtype") if key in config}

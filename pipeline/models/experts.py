@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pipeline.models.settings import SIZES, size_problems
-from pipeline.types import Experts
+from pipeline.types import Experts, TensorSpec
 
 MOST_EXPERTS = 1024  # LLAMA_MAX_EXPERTS
 NONE = Experts(0, 0, 0, 0, False)
@@ -37,3 +38,18 @@ def read_experts(config: Mapping[str, Any], norm_topk: bool, shared: bool) -> tu
     shared_d_ff = read["shared_expert_intermediate_size"] if shared else 0
     d_ff = read["moe_intermediate_size"]
     return Experts(count, used, d_ff, shared_d_ff, norm_topk if norm is None else bool(norm)), []
+
+
+def gates_and_ups(tensor: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
+    """Of a layer's expert_gate_up [experts, 2 * d_ff, d_model], where each expert's gate lies before its up: all gates
+    and all ups, [experts, d_ff, d_model] each, named as transformers would name them.
+    """
+    count, both, columns = tensor.shape
+    rows = both // 2
+
+    def part(name: str, first: int) -> TensorSpec:
+        spans = tensor.taken((expert * both + first, rows) for expert in range(count))
+        own = tensor.name.replace("gate_up", name)
+        return replace(tensor, name=own, role=f"expert_{name}", shape=(count, rows, columns), spans=spans)
+
+    return part("gate", 0), part("up", rows)

@@ -11,12 +11,10 @@ from collections.abc import Iterator
 from pipeline.errors import CheckpointError, listed
 from pipeline.formats.gguf import arrange
 from pipeline.formats.gguf.header import Pair, booleans, float32, int32s, text, uint32
+from pipeline.models import MODEL_TYPES
 from pipeline.types import DeltaNet, ModelSpec, Rope
 
 SECTIONS = 4  # time, height, width and another that texts have at 0
-
-SCALES_EXPERTS = {"qwen2moe": False, "qwen3moe": True, "qwen3next": True, "qwen35moe": True}
-"""Whether llama.cpp scales the used experts' probabilities to a sum of 1; no key changes it."""
 
 
 def architecture(spec: ModelSpec) -> str:
@@ -108,7 +106,7 @@ def _sections(rope: Rope) -> list[int]:
 
 
 def _problems(spec: ModelSpec) -> Iterator[str]:
-    rope, arch = spec.rope, architecture(spec)
+    rope, arch, reader = spec.rope, architecture(spec), MODEL_TYPES[spec.model_type].llama_cpp
     for key, value, fixed in (("beta_fast", rope.beta_fast, 32.0), ("beta_slow", rope.beta_slow, 1.0)):
         if rope.scaling is not None and value not in {None, fixed}:
             yield f"rope scaling {key} is {value}, llama.cpp takes {fixed:g} for every Qwen"
@@ -116,9 +114,9 @@ def _problems(spec: ModelSpec) -> Iterator[str]:
         yield f"mrope_section {list(rope.sections)} leaves pairs of a head unrotated in llama.cpp"
     if sum(rope.sections) > spec.head_dim:
         yield f"mrope_section {list(rope.sections)} sums to more than head_dim {spec.head_dim}, which llama.cpp refuses"
-    if spec.experts is not None and spec.experts.norm_topk != SCALES_EXPERTS[arch]:
-        yield f"norm_topk_prob is {spec.experts.norm_topk}, llama.cpp takes {SCALES_EXPERTS[arch]} for {arch}"
-    if arch == "qwen2moe" and spec.n_heads * spec.head_dim != spec.d_model:
+    if spec.experts is not None and spec.experts.norm_topk != reader.scales_experts:
+        yield f"norm_topk_prob is {spec.experts.norm_topk}, llama.cpp takes {reader.scales_experts} for {arch}"
+    if reader.splits_width and spec.n_heads * spec.head_dim != spec.d_model:
         yield f"head_dim is {spec.head_dim}, llama.cpp takes hidden_size / num_attention_heads for {arch}"
     if spec.delta is not None and spec.delta.k_dim != spec.delta.v_dim:
         yield (

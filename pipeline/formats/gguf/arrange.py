@@ -14,15 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.formats.gguf.names import gguf_name
+from pipeline.models import MODEL_TYPES
+from pipeline.models.experts import gates_and_ups
 from pipeline.types import DeltaNet, Dropped, ModelSpec, TensorSpec
 
 Change = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 """What is done to rows float32 [rows, columns] of a tensor, once they are read; a vector is one row."""
 
 MOST_MTP_LAYERS = 1  # llama.cpp: "currently only supports a single MTP block"
-
-HEADS_OF_THEIR_OWN = {"qwen2_moe"}
-"""model_types that llama.cpp does not load without output.weight, even where the head is the embedding."""
 
 
 ARRANGED = "gguf"
@@ -84,7 +83,7 @@ def dropped(spec: ModelSpec) -> tuple[Dropped, ...]:
 
 def _with_head(spec: ModelSpec) -> Iterator[TensorSpec]:
     yield from spec.tensors
-    if spec.tied and spec.model_type in HEADS_OF_THEIR_OWN:
+    if spec.tied and MODEL_TYPES[spec.model_type].llama_cpp.needs_head:
         embedding = next(tensor for tensor in spec.tensors if tensor.role == "embed")
         yield replace(embedding, name="lm_head.weight", role="head", spans=embedding.stored)
 
@@ -106,11 +105,7 @@ def _v_heads(spec: ModelSpec) -> list[int]:
 def _parts(tensor: TensorSpec, delta: DeltaNet | None, heads: list[int]) -> Iterator[Arranged]:
     """What becomes of one tensor of the checkpoint."""
     if tensor.role == "expert_gate_up":
-        count, both, columns = tensor.shape
-        for i, part in enumerate(("gate", "up")):
-            runs = [(expert * both + i * both // 2, both // 2) for expert in range(count)]
-            name, shape = tensor.name.replace("gate_up", part), (count, both // 2, columns)
-            yield Arranged(_taken(tensor, runs, name=name, role=f"expert_{part}", shape=shape))
+        yield from (Arranged(_squeezed(part)) for part in gates_and_ups(tensor))
     elif delta is None or not tensor.role.startswith("delta_"):
         yield Arranged(_squeezed(tensor))
     elif tensor.role == "delta_qkvz":

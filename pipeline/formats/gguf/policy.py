@@ -25,6 +25,7 @@ from pipeline.formats.gguf.schemes import (
     Q8_0,
     Scheme,
 )
+from pipeline.models import MODEL_TYPES
 from pipeline.types import Encoding, ModelSpec, TensorSpec
 
 CATEGORIES = {
@@ -83,7 +84,7 @@ def model(spec: ModelSpec, tensors: Sequence[TensorSpec], has_imatrix: bool) -> 
         experts=0 if spec.experts is None else spec.experts.count,
         grouped=spec.n_heads // spec.n_kv_heads >= 4,
         tied=not roles["head"],
-        is_70b=spec.model_type == "qwen2" and spec.n_layers == 80,
+        is_70b=spec.n_layers == MODEL_TYPES[spec.model_type].llama_cpp.layers_of_70b,
         has_imatrix=has_imatrix,
     )
 

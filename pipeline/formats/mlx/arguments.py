@@ -1,6 +1,6 @@
 """A config.json as mlx-lm understands it, which is not always what transformers makes of the same file.
 
-Source: the behaviour of mlx-lm 0.32.2 (model_files.py; models/rope_utils.py: initialize_rope).
+Source: the behaviour of mlx-lm 0.32.2 (models/rope_utils.py: initialize_rope, YarnRoPE; models/qwen3_5.py).
 """
 
 from __future__ import annotations
@@ -10,13 +10,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.errors import ArtifactError, CheckpointError, listed
-from pipeline.formats.mlx.model_files import MODEL_FILES, ROPE_PARAMETERS, YARN, ModelFile
-from pipeline.models import spec_of
+from pipeline.models import MODEL_TYPES, spec_of
+from pipeline.models.readers import MlxLm
 from pipeline.models.settings import is_positive
 from pipeline.types import ModelSpec
 
 POSITIONS = ("mrope_section", "mrope_interleaved")
 """Keys of a rope of several positions: in a text they are one and the same, and mlx-lm reads neither."""
+
+ROPE_PARAMETERS = {"rope_theta": 100_000.0, "partial_rotary_factor": 0.25}
+"""What they are where mlx-lm looks in rope_parameters and finds none."""
+
+YARN = {"original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1, "mscale": 1, "mscale_all_dim": 0}
+"""What YarnRoPE takes, and its defaults."""
 
 MOST = 1e9  # no factor is; infinity is none either
 
@@ -42,19 +48,19 @@ def as_read(config: dict[str, Any]) -> dict[str, Any]:
             is trained with.
     """
     model_type = str(config.get("model_type"))
-    file = MODEL_FILES.get(model_type)
-    if file is None:
+    if model_type not in MODEL_TYPES:
         return config
-    found = taken(config, file)
-    settings = rope(found, file)
+    reader = MODEL_TYPES[model_type].mlx_lm
+    found = taken(config, reader)
+    settings = rope(found, reader)
     settings["rope_scaling"] = _scaling(settings["rope_scaling"])
-    read = {**file.defaults, **found, **file.fixed, **settings, "model_type": model_type}
-    problems = [f"{key} is missing" for key in file.required if read.get(key) is None]
-    problems += _problems(read, file)
+    read = {**reader.defaults, **found, **reader.fixed, **settings, "model_type": model_type}
+    problems = [f"{key} is missing" for key in reader.required if read.get(key) is None]
+    problems += _problems(read, reader)
     if problems:
         raise ArtifactError(f"config.json of {model_type}, as mlx-lm reads it:\n{listed(problems)}")
     ignored = {"rope_parameters", "num_local_experts"}
-    if "full_attention_interval" in file.defaults:
+    if "full_attention_interval" in reader.defaults:
         ignored.add("layer_types")
     width, heads = read["hidden_size"], read["num_attention_heads"]
     if read.get("head_dim") is None and is_positive(width) and is_positive(heads):
@@ -62,33 +68,33 @@ def as_read(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in read.items() if key not in ignored}
 
 
-def taken(config: Mapping[str, Any], file: ModelFile) -> dict[str, Any]:
+def taken(config: Mapping[str, Any], reader: MlxLm) -> dict[str, Any]:
     """The settings that mlx-lm takes: config.json's own, or those of its text_config where its file looks there.
 
     Raises:
         ArtifactError: a text_config that is no object.
     """
-    if not file.nested or "text_config" not in config:
+    if not reader.nested or "text_config" not in config:
         return {**config}
     if not isinstance(config["text_config"], dict):
         raise ArtifactError(f"config.json: text_config must be an object, found {config['text_config']!r}")
     return {**config["text_config"]}
 
 
-def rope(found: Mapping[str, Any], file: ModelFile) -> dict[str, Any]:
+def rope(found: Mapping[str, Any], reader: MlxLm) -> dict[str, Any]:
     """rope_scaling as mlx-lm takes it of settings, and of rope_theta and partial_rotary_factor those that it does not
     take from beside it.
     """
     scaling, parameters = found.get("rope_scaling"), found.get("rope_parameters")
-    if file.rope == "nowhere":
+    if reader.rope == "nowhere":
         return {"rope_scaling": None}
     if parameters and not isinstance(parameters, dict):
         return {"rope_scaling": parameters}  # refused by its kind
     theta = {}
-    if file.rope == "either" and parameters:
+    if reader.rope == "either" and parameters:
         scaling = parameters if scaling is None else scaling
         theta = {"rope_theta": parameters.get("rope_theta")} if found.get("rope_theta") is None else {}
-    elif file.rope == "rope_parameters":
+    elif reader.rope == "rope_parameters":
         if parameters or "rope_parameters" not in found:  # then what stands beside them is not read
             found = scaling = parameters or {}
         theta = {key: found.get(key, default) for key, default in ROPE_PARAMETERS.items()}
@@ -118,9 +124,9 @@ def _scaling(found: Any) -> Any:
     return scaling | {"attention_factor": above / below}
 
 
-def _problems(read: Mapping[str, Any], file: ModelFile) -> Iterator[str]:
+def _problems(read: Mapping[str, Any], reader: MlxLm) -> Iterator[str]:
     """What mlx-lm does not run, or runs as no Qwen model is trained."""
-    if file.traditional and read.get("rope_traditional"):
+    if reader.traditional and read.get("rope_traditional"):
         yield "rope_traditional: pairs of neighbours are rotated, which no Qwen model is trained with"
     interval, layers = (read.get(key) for key in ("full_attention_interval", "num_hidden_layers"))
     if is_positive(interval) and is_positive(layers) and interval > layers:

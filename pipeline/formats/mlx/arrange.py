@@ -11,7 +11,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.formats.mlx.model_files import MODEL_FILES
+from pipeline.models import MODEL_TYPES
+from pipeline.models.experts import gates_and_ups
 from pipeline.types import Dropped, ModelSpec, TensorSpec
 
 ROUTERS = ("router", "shared_router")
@@ -35,12 +36,6 @@ FEED_FORWARD = (
 NORMS = ("attn_norm", "ffn_norm", "post_norm")
 AROUND = {"embed": 0, "output_norm": 2, "head": 3}  # the layers, which are 1
 
-OTHER_PARTS = ("vision_tower", "model.visual")
-"""How names begin that mlx-lm leaves out where its file of a model_type reads larger models."""
-
-FREQUENCIES = "self_attn.rotary_emb.inv_freq"
-"""What old checkpoints hold and mlx-lm leaves out."""
-
 
 def arranged(spec: ModelSpec) -> tuple[TensorSpec, ...]:
     """The tensors of an MLX folder in the order of mlx-lm's parameters, which decides the shard of each. Experts are
@@ -48,8 +43,8 @@ def arranged(spec: ModelSpec) -> tuple[TensorSpec, ...]:
 
     Rows are the checkpoint's own: what is stored in another shape or with 1 added, stored_shape and is_offset say.
     """
-    file = MODEL_FILES[spec.model_type]
-    parts = (NORMS, FEED_FORWARD) if file.norms_first else (FEED_FORWARD, NORMS)
+    reader = MODEL_TYPES[spec.model_type].mlx_lm
+    parts = (NORMS, FEED_FORWARD) if reader.norms_first else (FEED_FORWARD, NORMS)
     order = (*ATTENTION, *DELTA_NET, *(role for part in parts for role in part))
 
     def place(tensor: TensorSpec) -> tuple[int, int, int]:
@@ -58,29 +53,21 @@ def arranged(spec: ModelSpec) -> tuple[TensorSpec, ...]:
         return 1, tensor.layer, order.index(tensor.role)
 
     tensors = (part for tensor in spec.tensors for part in _split(tensor))
-    named = (replace(t, name=file.prefix + t.name, spans=t.stored) if file.prefix else t for t in tensors)
+    named = (replace(t, name=reader.prefix + t.name, spans=t.stored) if reader.prefix else t for t in tensors)
     return tuple(sorted(named, key=place))
 
 
 def _split(tensor: TensorSpec) -> Iterator[TensorSpec]:
     """A tensor, or what becomes of fused experts: the rows of all their gates, and of all their ups."""
-    stem, _, last = tensor.name.rpartition(".experts.")
-    if tensor.role == "expert_gate_up":
-        count, both, columns = tensor.shape
-        rows = both // 2
-        for i, part in enumerate(("gate", "up")):
-            spans = tensor.taken((expert * both + i * rows, rows) for expert in range(count))
-            name, shape = f"{stem}.switch_mlp.{part}_proj.weight", (count, rows, columns)
-            yield replace(tensor, name=name, role=f"expert_{part}", shape=shape, spans=spans)
-    elif tensor.role == "expert_down":
-        yield replace(tensor, name=f"{stem}.switch_mlp.{last}.weight", spans=tensor.stored)
-    else:
-        yield tensor
+    parts = gates_and_ups(tensor) if tensor.role == "expert_gate_up" else (tensor,)
+    for part in parts:
+        stem, experts, last = part.name.rpartition(".experts.")
+        yield replace(part, name=f"{stem}.switch_mlp.{last}.weight", spans=part.stored) if experts else part
 
 
 def restored(spec: ModelSpec, whole: Callable[[str], NDArray[np.float32]]) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """transformers' parameters, by name and in their shapes; `whole` gives the weights of a tensor by its name here."""
-    prefix = MODEL_FILES[spec.model_type].prefix
+    prefix = MODEL_TYPES[spec.model_type].mlx_lm.prefix
     for tensor in spec.tensors:
         parts = [whole(prefix + part.name) for part in _split(tensor)]
         weights = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
@@ -107,7 +94,7 @@ def stored_shape(tensor: TensorSpec) -> tuple[int, ...]:
 
 def renamed(name: str, spec: ModelSpec) -> str:
     """The name that mlx-lm gives a tensor of a file where its file of a model_type reads larger models."""
-    prefix = MODEL_FILES[spec.model_type].prefix
+    prefix = MODEL_TYPES[spec.model_type].mlx_lm.prefix
     if name.startswith(f"model.{prefix}"):
         return f"{prefix}model." + name.removeprefix(f"model.{prefix}")
     return name if name.startswith(prefix) else prefix + name
@@ -115,11 +102,9 @@ def renamed(name: str, spec: ModelSpec) -> str:
 
 def is_left_out(name: str, spec: ModelSpec) -> bool:
     """What mlx-lm takes out of a file before it looks; a quantized head of a tied model it does not."""
-    file = MODEL_FILES[spec.model_type]
-    if file.nested and (name.startswith(OTHER_PARTS) or "mtp." in name):
-        return True
-    is_head = name.removeprefix(file.prefix) == "lm_head.weight"
-    return (spec.tied and is_head) or (spec.model_type == "qwen2" and FREQUENCIES in name)
+    reader = MODEL_TYPES[spec.model_type].mlx_lm
+    is_head = name.removeprefix(reader.prefix) == "lm_head.weight"
+    return (spec.tied and is_head) or (reader.left_out is not None and reader.left_out.search(name) is not None)
 
 
 def dropped(spec: ModelSpec) -> tuple[Dropped, ...]:

@@ -1,7 +1,7 @@
 """config.json of an MLX folder: the checkpoint's own, as mlx-lm reads it, with what says how weights are packed.
 
-Source: mlx-lm 0.32.2 (utils.py: load_config, quantize_model, save_config; model_files.py; models/rope_utils.py:
-YarnRoPE). The way back is arguments.py.
+Source: mlx-lm 0.32.2 (utils.py: load_config, quantize_model, save_config; models/rope_utils.py: YarnRoPE). The way
+back is arguments.py.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.errors import CheckpointError
-from pipeline.formats.mlx.arguments import rope
+from pipeline.formats.mlx.arguments import YARN, rope
 from pipeline.formats.mlx.arrange import ROUTERS, is_packable
-from pipeline.formats.mlx.model_files import DELTA, EVERY_LAYER, MODEL_FILES, YARN, ModelFile
 from pipeline.formats.mlx.schemes import AFFINE_DEFAULT, FLOATS, PACKINGS, Packing, Scheme
+from pipeline.models import MODEL_TYPES
+from pipeline.models.readers import DELTA, EVERY_LAYER, MlxLm
 from pipeline.types import ModelSpec, Planned, Rope
 
 DROPPED = ("_name_or_path", "vision_config", "quantization", "quantization_config")
@@ -62,28 +63,28 @@ def normalised(config: Mapping[str, Any], spec: ModelSpec) -> dict[str, Any]:
     Raises:
         CheckpointError: mlx-lm has no way to compute what the checkpoint says.
     """
-    file = MODEL_FILES[spec.model_type]
+    reader = MODEL_TYPES[spec.model_type].mlx_lm
     outer, text = {key: value for key, value in config.items() if key != "text_config"}, config.get("text_config")
     found = outer if text is None else {key: value for key, value in text.items() if key not in (*DROPPED, *CODE)}
-    if text is not None and not file.nested:
+    if text is not None and not reader.nested:
         found = {**outer, **found}
-    read = _read(spec, file, found)
-    theirs = {**file.defaults, **found}
+    read = _read(spec, reader, found)
+    theirs = {**reader.defaults, **found}
     changed = {key: value for key, value in read.items() if key not in theirs or theirs[key] != value}
-    if file.traditional and found.get("rope_traditional"):  # of mlx-lm alone
+    if reader.traditional and found.get("rope_traditional"):  # of mlx-lm alone
         changed["rope_traditional"] = False
-    changed |= _rope(spec, file, found)
+    changed |= _rope(spec, reader, found)
     whole: dict[str, Any] = {"model_type": spec.model_type}
     if spec.dtype is not None and config.get("torch_dtype") != spec.dtype:
         whole["torch_dtype"] = spec.dtype
-    if text is not None and file.nested:
+    if text is not None and reader.nested:
         if "eos_token_id" in text and "eos_token_id" not in outer:  # mlx-lm looks for it there alone
             whole["eos_token_id"] = text["eos_token_id"]
         return {**outer, "text_config": {**found, **changed}, **whole}
     return {**found, **changed, **whole}
 
 
-def _read(spec: ModelSpec, file: ModelFile, found: Mapping[str, Any]) -> dict[str, Any]:
+def _read(spec: ModelSpec, reader: MlxLm, found: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that mlx-lm's ModelArgs take, but what the rope is scaled by.
 
     Raises:
@@ -116,9 +117,9 @@ def _read(spec: ModelSpec, file: ModelFile, found: Mapping[str, Any]) -> dict[st
     if (delta := spec.delta) is not None:
         sizes = (delta.conv, delta.k_heads, delta.v_heads, delta.k_dim, delta.v_dim)
         values |= {**dict(zip(DELTA, sizes, strict=True)), "full_attention_interval": _interval(spec)}
-    for key, fixed in file.fixed.items():
+    for key, fixed in reader.fixed.items():
         _check_fixed(spec, key, values[key], fixed)
-    return {key: values[key] for key in (*file.required, *file.defaults)}
+    return {key: values[key] for key in (*reader.required, *reader.defaults)}
 
 
 def _check_fixed(spec: ModelSpec, key: str, value: Any, fixed: Any) -> None:
@@ -158,22 +159,22 @@ def _share(spec: ModelSpec, found: Any) -> float:
     return share if int(spec.head_dim * share) == dims else math.nextafter(share, 1)
 
 
-def _rope(spec: ModelSpec, file: ModelFile, found: Mapping[str, Any]) -> dict[str, Any]:
+def _rope(spec: ModelSpec, reader: MlxLm, found: Mapping[str, Any]) -> dict[str, Any]:
     """What to change for mlx-lm to scale the rope, and to take the rest of it where that lies in the same place.
 
     Raises:
         CheckpointError: a scaling that mlx-lm does not compute.
     """
-    if file.rope == "nowhere":
+    if reader.rope == "nowhere":
         if spec.rope.scaling is not None:
             raise CheckpointError(
                 f"config.json: rope scaling is {spec.rope.scaling}, but mlx-lm scales no rope of {spec.model_type}: "
                 "the artifact would run wrong. MLX cannot hold this checkpoint."
             )
         return {"rope_scaling": None} if found.get("rope_scaling") else {}  # a file that scales none may refuse any
-    wanted, theirs = _scaling(spec.rope), rope(found, file)
+    wanted, theirs = _scaling(spec.rope), rope(found, reader)
     is_same = _computed(wanted) == _computed(theirs["rope_scaling"] or {})
-    if file.rope != "rope_parameters":
+    if reader.rope != "rope_parameters":
         return {} if is_same else {"rope_scaling": wanted}
     own = {"rope_theta": spec.rope.theta, "partial_rotary_factor": _share(spec, theirs["partial_rotary_factor"])}
     if is_same and all(theirs[key] == value for key, value in own.items()):

@@ -10,8 +10,8 @@ from pipeline.errors import ArtifactError, listed, some
 from pipeline.files import cached_sha256
 from pipeline.formats import bits_per_weight, effective_types
 from pipeline.formats.mlx import folder, reader
+from pipeline.formats.mlx.arguments import YARN
 from pipeline.formats.mlx.arrange import arranged, dropped
-from pipeline.formats.mlx.model_files import YARN
 from pipeline.formats.mlx.reader import MlxFolder
 from pipeline.models import spec_of
 from pipeline.source.checkpoint import Checkpoint
