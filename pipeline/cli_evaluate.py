@@ -74,22 +74,22 @@ def evaluate(
     """
     from pipeline import console_tables
     from pipeline.checks.verdicts import PASS
-    from pipeline.evaluation import evaluate_place
+    from pipeline.evaluation import Request, evaluate_place
     from pipeline.until_decided import evaluate_until_decided
 
     settings = {"threads": threads, "flash_attention": flash_attention, "kv_type": kv_type}
-    asked = (artifact_folder, checkpoint, corpus, windows, context, settings)
+    request = Request(artifact_folder, checkpoint, corpus, windows, context, settings, revision, layer_by_layer)
     given = Limits(max_ln_ppl_ratio, max_kld_mean, min_same_top)
     if not until_decided:
         if given != Limits():
             raise click.UsageError(
                 "A limit needs --until-decided. A full run is judged by `quantgate gate`, by the limits in params.yaml."
             )
-        quality = evaluate_place(*asked, revision, layer_by_layer)
+        quality = evaluate_place(request)
         emit(json_file, quality, lambda: console_tables.quality(artifact_folder.name, quality))
         return
     limits, passing = (given, {PASS}) if given != Limits() else _project_limits(artifact_folder.resolve().name)
-    quality = evaluate_until_decided(*asked, limits, revision, layer_by_layer)
+    quality = evaluate_until_decided(request, limits)
     emit(json_file, quality, lambda: console_tables.sequential(artifact_folder.name, quality))
     if quality["sequential"]["verdict"] not in passing:
         sys.exit(GATE_FAILED)
