@@ -14,6 +14,7 @@ from pipeline.cli_evaluate import evaluate
 from pipeline.cli_imatrix import imatrix
 from pipeline.cli_options import FOLDER, emit, file_option, json_option, revision_option
 from pipeline.console import GATE_FAILED, Group
+from pipeline.types import Options
 
 
 def _types(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
@@ -125,8 +126,8 @@ def convert(
     from pipeline.report.text import effective, importance, megabytes
 
     asked = {"chunk": chunk, "max_context": max_context, "score_window": score_window}
-    sizes = {key: tokens for key, tokens in asked.items() if tokens is not None}
-    made = artifact.convert(checkpoint, format_name, scheme, out, revision, types, sizes, imatrix)
+    options = Options(types, {key: tokens for key, tokens in asked.items() if tokens is not None}, imatrix)
+    made = artifact.convert(checkpoint, format_name, scheme, out, options, revision)
     size, bits = megabytes(made.size_bytes), made.bits_per_weight
     click.echo(f"{out}: {made.format} {made.scheme}, {size} MB, {bits:.2f} bits per weight")
     click.echo(effective({name: entry.weights for name, entry in made.effective_types.items()}))
