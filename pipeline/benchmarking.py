@@ -145,7 +145,7 @@ def half_of_memory() -> float:
 
 
 def _fitted(name: str, opening: Opening, unrepresentative: str | None) -> tuple[Opening, dict[str, str]]:
-    """For those of the lengths asked that fit the artifact's context, and why the others are not measured."""
+    """With those of its lengths that fit the artifact's context, and why the others are not measured."""
     lengths, decode = opening.prompt_lengths, opening.decode
     context = room(opening.artifact.format, "run").context_length(opening.folder, opening.artifact)
     fitting = tuple(length for length in lengths if length + decode <= context)

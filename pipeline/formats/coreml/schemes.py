@@ -97,7 +97,7 @@ SCHEMES = {
 
 
 def scheme(name: str, options: Options = PLAIN) -> Scheme:
-    """A scheme by name, with the `sizes` of the package that are given.
+    """A scheme by name, with the sizes of the package that are given.
 
     Raises:
         ParamsError: no such scheme; types or an importance matrix, which only GGUF schemes take; a size that no
