@@ -32,7 +32,7 @@ from pipeline.models import spec_of
 from pipeline.report.text import importance
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.tokenizer import Tokenizer
-from pipeline.types import Interval
+from pipeline.types import Interval, Options
 
 CALIBRATION = Path("data") / "english.txt.xz"
 PIECES, CHARACTERS = 40, 2500
@@ -112,7 +112,7 @@ def main() -> None:
                 plain, imat = f"gguf-{scheme}", f"gguf-{scheme}-imat"
                 made[plain], made[imat] = work / plain, work / imat
                 artifact.convert(path, "gguf", scheme, made[plain])
-                used = artifact.convert(path, "gguf", scheme, made[imat], imatrix=file).imatrix
+                used = artifact.convert(path, "gguf", scheme, made[imat], Options(imatrix=file)).imatrix
                 peer, ftype = work / f"peer-{scheme}.gguf", str(SCHEMES[scheme].ftype)
                 run([sys.executable, "-c", PEER, str(work / "base" / FILE), str(peer), ftype, str(file)])
                 differ, count = differing(made[imat] / FILE, peer), len(reader.table(peer))

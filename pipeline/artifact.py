@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 from pipeline.errors import ArtifactError, PipelineError, gathered
@@ -13,7 +11,7 @@ from pipeline.models import spec_of
 from pipeline.progress import progress
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.hub import open_checkpoint
-from pipeline.types import Artifact, Calibration
+from pipeline.types import PLAIN, Artifact, Calibration, Options
 
 FILE = "artifact.json"
 
@@ -23,30 +21,23 @@ def convert(
     format_name: str,
     scheme: str,
     out: Path,
+    options: Options = PLAIN,
     revision: str | None = None,
-    types: Mapping[str, str] | None = None,
-    sizes: Mapping[str, int] | None = None,
-    imatrix: Path | None = None,
 ) -> Artifact:
     """Make the artifact of a scheme in the new folder `out`; nothing is left there on any failure.
-
-    `types` are the own ones of a GGUF mix, `sizes` those of a Core ML package, `imatrix` the file of an importance
-    matrix.
 
     Raises:
         PipelineError: as the format's `write`, with what is wrong with the checkpoint's files, or `out` exists.
     """
     write = room(format_name, "write").write
-    if imatrix is not None:
-        refuse_imatrix(format_name)
-        write = partial(write, imatrix=imatrix)
+    refuse_imatrix(format_name, options.imatrix)  # before a checkpoint is downloaded
     unsound: list[PipelineError] = []  # what `write` raises, with whatever else is wrong
     with open_checkpoint(checkpoint, revision, unsound) as source, new_folder(out) as folder:
         weights = 0
         with gathered(unsound):
             weights = spec_of(source.config, source.shapes).weights
         with progress(f"{format_name} {scheme}", weights) as advance:
-            artifact: Artifact = write(source, scheme, folder, advance, types, sizes)
+            artifact: Artifact = write(source, scheme, folder, advance, options)
         write_json(folder / FILE, artifact)
     return artifact
 

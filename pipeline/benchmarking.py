@@ -21,7 +21,7 @@ from pipeline.metrics.visits import PASSES, ColdStart, Opening, cold_start, ther
 from pipeline.processes import in_own_process
 from pipeline.progress import progress
 from pipeline.runtimes import Placement, Runtime
-from pipeline.types import Artifact, Engine
+from pipeline.types import Engine
 
 COLD_STARTS = 3  # of each artifact
 ROUNDS_OF_NO_USER = 3  # of an artifact whose speed here says nothing: enough to see that it runs
@@ -96,9 +96,8 @@ def benchmark_folders(
             reasons[name], left_out[name] = None, dict.fromkeys(_asked(prompt_lengths, decode), reason)
             continue
         reasons[name] = run.unrepresentative(own["device"])
-        openings[name], left_out[name] = _opening(
-            name, artifacts.location(folders[name], artifact), artifact, prompt_lengths, decode, own, reasons[name]
-        )
+        opening = Opening(artifacts.location(folders[name], artifact), artifact, tuple(prompt_lengths), decode, own)
+        openings[name], left_out[name] = _fitted(name, opening, reasons[name])
     users = {name: opening for name, opening in openings.items() if reasons[name] is None}
     others = {name: opening for name, opening in openings.items() if name not in users}
     cold = _cold_starts(users)  # first: a file that is mapped stays in the page cache
@@ -145,17 +144,10 @@ def half_of_memory() -> float:
     return float(psutil.virtual_memory().total) / 2
 
 
-def _opening(
-    name: str,
-    folder: Path,
-    artifact: Artifact,
-    lengths: Sequence[int],
-    decode: int,
-    settings: Mapping[str, Any],
-    unrepresentative: str | None,
-) -> tuple[Opening, dict[str, str]]:
-    """How to open an artifact for the lengths that fit its context, and why the others are not measured."""
-    context = room(artifact.format, "run").context_length(folder, artifact)
+def _fitted(name: str, opening: Opening, unrepresentative: str | None) -> tuple[Opening, dict[str, str]]:
+    """With those of its lengths that fit the artifact's context, and why the others are not measured."""
+    lengths, decode = opening.prompt_lengths, opening.decode
+    context = room(opening.artifact.format, "run").context_length(opening.folder, opening.artifact)
     fitting = tuple(length for length in lengths if length + decode <= context)
     if not fitting:
         raise MeasurementError(
@@ -168,7 +160,7 @@ def _opening(
         f"prefill {length}": unrepresentative if unrepresentative and length in fitting else beyond
         for length in sorted({*lengths} - {*timed})
     }
-    return Opening(folder, artifact, timed, decode, settings), left_out
+    return replace(opening, prompt_lengths=timed), left_out
 
 
 def _cold_starts(openings: Mapping[str, Opening]) -> dict[str, list[ColdStart]]:

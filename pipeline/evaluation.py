@@ -166,6 +166,26 @@ def check_identity(place: Path, artifact: Artifact, windows: Windows, stored: Re
 
 
 @dataclass(frozen=True)
+class Request:
+    """An evaluation as a user asks for it: the artifact folder or weight file at `place` against its `checkpoint`, a
+    folder or a Hub id of a `revision`.
+
+    `corpus` is a name or the path of a UTF-8 text, which is cut into windows of `context` tokens: the first `windows`
+    of them are taken, or all (None). `settings` are the params' `evaluate`: threads, flash_attention, kv_type. The
+    reference is run `layer_by_layer` anyhow where it does not fit memory.
+    """
+
+    place: Path
+    checkpoint: str | Path
+    corpus: str
+    windows: int | None
+    context: int
+    settings: dict[str, Any]
+    revision: str | None = None
+    layer_by_layer: bool = False
+
+
+@dataclass(frozen=True)
 class Question:
     """An artifact, the checkpoint that it was made from, and windows to compare both on. `cached` is the folder of the
     reference of these windows, whether it is there or not; `by_layers` whether it is to be run layer by layer.
@@ -181,40 +201,31 @@ class Question:
 
 
 @contextmanager
-def asked(
-    place: Path,
-    checkpoint_name: str | Path,
-    corpus: str,
-    count: int | None,
-    context: int,
-    settings: dict[str, Any],
-    revision: str | None = None,
-    layer_by_layer: bool = False,
-) -> Iterator[Question]:
-    """An artifact folder or a weight file with its checkpoint and the windows of a corpus, all checked; the checkpoint
-    is open meanwhile. The reference is run `layer_by_layer` anyhow where it does not fit memory.
+def asked(request: Request) -> Iterator[Question]:
+    """What a request asks, all checked; the checkpoint is open meanwhile.
 
     Raises:
         ArtifactError: the artifact is not what it says, or was made from another checkpoint.
         CorpusError: no such corpus, or one that overlaps the text of the artifact's importance matrix.
         ParamsError: settings or a context that the artifact does not have.
     """
-    with open_checkpoint(checkpoint_name, revision) as checkpoint:
+    place, corpus, settings = request.place, request.corpus, request.settings
+    with open_checkpoint(request.checkpoint, request.revision) as checkpoint:
         spec, source = spec_of(checkpoint.config, checkpoint.shapes), checkpoint.identity()
         artifact = artifacts.load(place, checkpoint)
         if artifact.source is None or source.files != artifact.source.files:  # before the reference, which takes long
             raise ArtifactError(
-                f"{place} was made from other files than {checkpoint_name} has. "
+                f"{place} was made from other files than {request.checkpoint} has. "
                 "Give the checkpoint it was made from, or convert again."
             )
         run = room(artifact.format, "run")
         run.check_settings(settings["kv_type"], settings["flash_attention"])
-        run.check_lengths(artifacts.location(place, artifact), artifact, context)
+        run.check_lengths(artifacts.location(place, artifact), artifact, request.context)
         name = corpus if corpus in corpora.NAMES else "file"
         path = corpora.text_path(name, corpus if name == "file" else None)
-        windows = corpora.cut(name, path, Tokenizer(checkpoint.path), spec, context, count)
+        windows = corpora.cut(name, path, Tokenizer(checkpoint.path), spec, request.context, request.windows)
         refuse_calibrated(place, artifact, windows)  # before the reference, which takes long
-        by_layers = layer_by_layer or is_larger(spec)
+        by_layers = request.layer_by_layer or is_larger(spec)
         cached = _cached(source, windows)
         if by_layers and not cached.exists():
             cached = cached.with_name(f"{cached.name}-by-layers")  # the same, but for the reply that it lacks
@@ -229,16 +240,7 @@ def _cached(source: SourceIdentity, windows: Windows) -> Path:
     return cache_folder() / "references" / hashlib.sha256(identity.encode()).hexdigest()[:24]
 
 
-def evaluate_place(
-    place: Path,
-    checkpoint_name: str | Path,
-    corpus: str,
-    count: int | None,
-    context: int,
-    settings: dict[str, Any],
-    revision: str | None = None,
-    layer_by_layer: bool = False,
-) -> dict[str, Any]:
+def evaluate_place(request: Request) -> dict[str, Any]:
     """quality.json of an artifact folder or a weight file on a corpus.
 
     The reference is kept in the user's cache folder by identity.
@@ -247,9 +249,9 @@ def evaluate_place(
         ArtifactError, CorpusError, ParamsError: as `asked`.
         MeasurementError: as `evaluate`.
     """
-    with asked(place, checkpoint_name, corpus, count, context, settings, revision, layer_by_layer) as question:
+    with asked(request) as question:
         reference = stored_reference(question)
-        return evaluate(place, question.artifact, question.windows, reference, settings)[0]
+        return evaluate(request.place, question.artifact, question.windows, reference, request.settings)[0]
 
 
 def stored_reference(question: Question) -> Reference:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -54,37 +54,33 @@ def of_project(params: Project, root: Path = Path()) -> Result:
     measurements = read_object(root / paths.MEASUREMENTS)
     baseline = baselines.load(root / paths.BASELINE)
     runs = {} if baseline is None else record.gather(params.variants, root)
-    gate = params.gate
-    return judge(measurements, params.variants, gate.limits_of, gate.inconclusive, params.asked, runs, baseline)
+    return judge(measurements, params, runs, baseline)
 
 
 def judge(
     measurements: Mapping[str, Any],
-    names: Iterable[str],
-    limits_of: Callable[[str], Limits],
-    inconclusive: str,
-    asked: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+    params: Project,
     runs: Mapping[str, Record] = MappingProxyType({}),
     baseline: Baseline | None = None,
 ) -> Result:
-    """Check every variant named against its limits and the baseline, then correct fails for the number of all checks.
+    """Check every variant against its limits and the baseline, then correct fails for the number of all checks.
 
-    `asked` is the format, and the scheme or path, that params.yaml asks of each variant: figures of another one are
-    stale. `runs` are the records of this run, None for `baseline` where none was ever accepted.
+    Figures of another format, scheme or path than the `params` ask of a variant are stale. `runs` are the records of
+    this run, None for `baseline` where none was ever accepted.
     """
     report = {key: value for key, value in measurements.items() if key != "variants"}
     checks = numbers.checks("report", report, numbers.OF_ALL)
     measured, identity = (mapping(measurements, key) for key in ("variants", "identity"))
-    for name in names:
+    for name in params.variants:
         variant = measured.get(name)
         if not isinstance(variant, Mapping):
             checks.append(failed(name, "measured", "it was not measured: run dvc repro"))
             continue
         others = len(checks)
-        checks += identities.checks(name, variant, identity, asked.get(name, {}))
+        checks += identities.checks(name, variant, identity, params.asked.get(name, {}))
         if name in runs and not runs[name].is_of(variant):
             checks.append(failed(name, "report", OTHER_RUN))
-        limits = limits_of(name)
+        limits = params.gate.limits_of(name)
         if limits == Limits():
             checks.append(failed(name, "limits", "it has no limit: set gate.limits.default in params.yaml"))
         checks += numbers.checks(name, variant, numbers.OF_A_VARIANT, absolute.judged(limits))
@@ -93,4 +89,4 @@ def judge(
         checks += speed.checks(name, limits, measurements, baseline)
         if len(checks) == others:
             checks.append(failed(name, "limits", "nothing that its limits ask can be judged here: set another limit"))
-    return Result(corrected(checks), inconclusive)
+    return Result(corrected(checks), params.gate.inconclusive)

@@ -13,7 +13,7 @@ from pipeline.models import spec_of
 from pipeline.models.numbers import cache_bytes, kv_bytes, numbers
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.hub import open_checkpoint
-from pipeline.types import Dropped, ModelSpec, Planned
+from pipeline.types import Dropped, ModelSpec, Options, Planned
 
 CHECKPOINT = "checkpoint"
 """Beside the formats: who refuses what none of them takes."""
@@ -149,7 +149,7 @@ def _plan(spec: ModelSpec, scheme: str, types: Mapping[str, str], imatrix: Conta
     """
     format_name, _, name = scheme.rpartition("/")
     format_name = format_name or _format_of(name)
-    chosen = room(format_name, "schemes").scheme(name, types)
+    chosen = room(format_name, "schemes").scheme(name, Options(types))
     more = (imatrix,) if format_name == IMATRIX_FORMAT else ()
     planned: list[Planned] = room(format_name, "plan").plan(spec, chosen, *more)
     return planned

@@ -10,8 +10,9 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from pipeline import paths
 from pipeline.errors import ParamsError, suggestion, unreadable
-from pipeline.types import Limits, mix_name
+from pipeline.types import Limits, Options, mix_name
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,11 @@ class Variant:
     def sizes(self) -> dict[str, int]:
         """The sizes of a Core ML package that are given."""
         return {key: value for key in SIZES if (value := getattr(self, key)) is not None}
+
+    @property
+    def options(self) -> Options:
+        """What it is built with beside its scheme."""
+        return Options(self.types, self.sizes, paths.imatrix(self.imatrix))
 
     @property
     def asked(self) -> dict[str, str]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -237,6 +238,23 @@ class Planned:
     @property
     def bytes(self) -> int:
         return self.tensor.rows * self.encoding.row_bytes(self.tensor.shape[-1])
+
+
+@dataclass(frozen=True)
+class Options:
+    """What an artifact is made with beside its scheme, of which each format refuses what it does not take.
+
+    `types` are GGUF's: names of encodings by a pattern of tensor names, over those of the scheme. `sizes` are Core
+    ML's, in tokens: chunk, max_context, score_window. `imatrix` is GGUF's: the file of an importance matrix.
+    """
+
+    types: Mapping[str, str] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    imatrix: Path | None = None
+
+
+PLAIN = Options()
+"""Of a scheme as it is."""
 
 
 def mix_name(scheme: str, own: Mapping[str, object], imatrix: bool = False) -> str:

@@ -18,7 +18,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from numpy.typing import NDArray
 
 from pipeline import evaluation
 from pipeline.checks.verdicts import FAIL, INCONCLUSIVE, PASS
-from pipeline.evaluation import Question, Scored
+from pipeline.evaluation import Question, Request, Scored
 from pipeline.metrics import quality
 from pipeline.metrics.quality import Compared
 from pipeline.metrics.sequential import PRIOR_VARIANCE, anytime_interval, order
@@ -64,17 +63,7 @@ class Check:
     verdict: str
 
 
-def evaluate_until_decided(
-    place: Path,
-    checkpoint_name: str | Path,
-    corpus: str,
-    count: int | None,
-    context: int,
-    settings: dict[str, Any],
-    limits: Limits,
-    revision: str | None = None,
-    layer_by_layer: bool = False,
-) -> dict[str, Any]:
+def evaluate_until_decided(request: Request, limits: Limits) -> dict[str, Any]:
     """quality.json of as many windows as settle the `limits`, of which one at least is set, with `sequential`.
 
     Its intervals are valid at the stop, at 95 % each. The whole reference of these windows is taken from the user's
@@ -85,15 +74,14 @@ def evaluate_until_decided(
         PipelineError: as `evaluation.evaluate_place`.
     """
     asked = {name: limit for name, limit in asdict(limits).items() if name in FIGURES and limit is not None}
-    with evaluation.asked(
-        place, checkpoint_name, corpus, count, context, settings, revision, layer_by_layer
-    ) as question:
+    with evaluation.asked(request) as question:
         reference = _reference(question)
 
         def score(runtime: Runtime) -> Scored:
             return _score(runtime, question, reference, asked)
 
-        return evaluation.measure(place, question.artifact, context, reference.chat, settings, score)[0]
+        artifact, settings = question.artifact, request.settings
+        return evaluation.measure(request.place, artifact, request.context, reference.chat, settings, score)[0]
 
 
 def _reference(question: Question) -> Reference | FreshReference:

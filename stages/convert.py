@@ -22,10 +22,7 @@ def main(name: str) -> None:
         with open_checkpoint(given.checkpoint, revision) as checkpoint:
             artifact.take(Path(variant.path), variant.format, checkpoint, out)
     elif variant.scheme is not None:
-        imatrix = paths.imatrix(variant.imatrix)
-        artifact.convert(
-            given.checkpoint, variant.format, variant.scheme, out, revision, variant.types, variant.sizes, imatrix
-        )
+        artifact.convert(given.checkpoint, variant.format, variant.scheme, out, variant.options, revision)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pipeline.activations import is_summed
 from pipeline.console import Command
 from pipeline.errors import CorpusError, QuantizationError
 from pipeline.files import sha256, write_json
-from pipeline.formats import IMATRIX_FORMAT, refuse_imatrix, room
+from pipeline.formats import IMATRIX_FORMAT, room
 from pipeline.models import spec_of
 from pipeline.params import Params, Variant
 from pipeline.source.hub import open_checkpoint
@@ -30,7 +30,7 @@ def main() -> None:
     for name, variant in given.variants.items():
         run, scored = room(variant.format, "run"), given.evaluate_of(name)
         if variant.scheme is not None:
-            scheme = room(variant.format, "schemes").scheme(variant.scheme, variant.types, variant.sizes)
+            scheme = room(variant.format, "schemes").scheme(variant.scheme, variant.options)
             run.check_window(scheme, given.corpus.context)
         check = run.check_settings
         check(scored.kv_type, scored.flash_attention)
@@ -58,7 +58,7 @@ def _check_plans(given: Params, spec: ModelSpec) -> None:
     problems: list[str] = []
     for name, variant in given.variants.items():
         if variant.scheme is not None:
-            scheme = room(variant.format, "schemes").scheme(variant.scheme, variant.types, variant.sizes)
+            scheme = room(variant.format, "schemes").scheme(variant.scheme, variant.options)
             by = (_covered(variant.imatrix, spec),) if variant.imatrix else ()  # which only one format takes
             try:
                 room(variant.format, "plan").plan(spec, scheme, *by)
@@ -87,12 +87,11 @@ def _build(variant: Variant) -> dict[str, Any]:
     if variant.path is not None:
         files = room(variant.format, "given").hashes(Path(variant.path))
         return {"format": variant.format, "path": variant.path, "files": files}
-    scheme = room(variant.format, "schemes").scheme(variant.scheme, variant.types, variant.sizes)
+    scheme = room(variant.format, "schemes").scheme(variant.scheme, variant.options)
     built: dict[str, Any] = {"format": variant.format, "scheme": variant.scheme, "types": dict(variant.types)}
     built |= {"sizes": variant.sizes} if variant.sizes else {}
     if not variant.imatrix:
         return built
-    refuse_imatrix(variant.format)
     room(variant.format, "importance").check_scheme(scheme)
     return built | {"imatrix": variant.imatrix if variant.imatrix is True else _sha256(variant.imatrix)}
 

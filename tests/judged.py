@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from figures import IDENTITY, coreml_variant
@@ -10,7 +13,18 @@ from figures import IDENTITY, coreml_variant
 from pipeline.checks.limits import CHECKS
 from pipeline.checks.verdicts import Check, Result
 from pipeline.gate import judge
+from pipeline.params import Gate
 from pipeline.types import Limits
+
+
+@dataclass(frozen=True)
+class Project:
+    """What the gate reads of params.yaml."""
+
+    variants: Mapping[str, Any]
+    gate: Gate
+    asked: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
 
 LIMITS = Limits(max_ln_ppl_ratio=0.04, max_kld_mean=0.06, min_same_top=0.83)
 
@@ -53,9 +67,19 @@ SHOWN = {  # of two values, how a reason tells them apart
 }
 
 
+def project(
+    inconclusive: str,
+    names: Iterable[str] = ("v",),
+    limits: Limits = LIMITS,
+    asked: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+) -> Project:
+    """All variants have the same limits."""
+    return Project(dict.fromkeys(names), Gate(inconclusive, {"default": limits}), asked)
+
+
 def judged(variant: dict[str, Any] | None, limits: Limits = LIMITS, inconclusive: str = "fail") -> Result:
     variants = {} if variant is None else {"v": variant}
-    return judge(report(variants), ["v"], lambda name: limits, inconclusive)
+    return judge(report(variants), project(inconclusive, limits=limits))
 
 
 def only(result: Result, name: str) -> Check:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from figures import hand_made
+from judged import project
 from mutations import FEW, GONE, WRONG, changed, outcome
 from support import Shape, config_of, tokenizer_json, write_checkpoint
 
@@ -205,12 +206,12 @@ def test_measurements_with_wrong_values_are_judged_or_refused(tmp_path: Path) ->
     whole = hand_made()
     (name, *_) = whole["variants"]
     whole["variants"] = {name: whole["variants"][name]}
-    limits = Limits(max_ln_ppl_ratio=9.0, max_kld_mean=9.0, min_same_top=0.1)
+    asked = project("fail", [name], Limits(max_ln_ppl_ratio=9.0, max_kld_mean=9.0, min_same_top=0.1))
     for label, broken in changed(whole, FEW[:4]):
         (tmp_path / "m.json").write_text(json.dumps(broken))
 
         def judged() -> None:
-            result = gate.judge(read_object(tmp_path / "m.json"), [name], lambda name: limits, "fail")
+            result = gate.judge(read_object(tmp_path / "m.json"), asked)
             write_json(tmp_path / "g.json", result.as_json())
 
         assert outcome(label, judged) == "works"

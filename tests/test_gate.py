@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from figures import IDENTITY, hand_made
-from judged import LIMITS, SHOWN, figure, good, judged, only, put, report
+from judged import LIMITS, SHOWN, Project, figure, good, judged, only, project, put, report
 
 from pipeline.checks.limits import CHECKS
 from pipeline.checks.verdicts import FAIL, INCONCLUSIVE, PASS
 from pipeline.gate import judge
+from pipeline.params import Gate
 from pipeline.types import Limits
 
 # Verdicts
@@ -112,7 +113,7 @@ def test_one_bad_variant_of_two_fails_the_gate() -> None:
     bad = good()
     put(bad, "max_kld_mean", figure(0.5, 0.4, 0.6))
     measurements = report({"a": good(), "b": bad})
-    result = judge(measurements, ["a", "b"], lambda name: LIMITS, "warn")
+    result = judge(measurements, project("warn", ["a", "b"]))
     assert not result.passes
     assert {check.variant for check in result.checks if check.verdict == FAIL} == {"b"}
 
@@ -120,7 +121,7 @@ def test_one_bad_variant_of_two_fails_the_gate() -> None:
 def test_each_variant_has_its_own_limits() -> None:
     measurements = report({"a": good(), "b": good()})
     limits = {"a": Limits(max_kld_mean=0.06), "b": Limits(max_kld_mean=0.005)}
-    result = judge(measurements, ["a", "b"], limits.__getitem__, "fail")
+    result = judge(measurements, Project(limits, Gate("fail", limits)))
     assert [(c.variant, c.name, c.verdict) for c in result.checks] == [
         ("a", "max_kld_mean", PASS),
         ("b", "max_kld_mean", FAIL),
@@ -133,7 +134,7 @@ def test_the_family_is_every_figure_of_the_gate() -> None:
     for count in (1, 10, 15):
         variants = {f"v{i}": good() for i in range(count)}
         put(variants["v0"], "max_kld_mean", figure(0.09, 0.07, 0.11))
-        result = judge(report(variants), variants, lambda _: Limits(max_kld_mean=0.06), "fail")
+        result = judge(report(variants), project("fail", variants, Limits(max_kld_mean=0.06)))
         (check,) = (check for check in result.checks if check.variant == "v0")
         verdicts[count] = (check.verdict, round(check.p_value or 0, 4))
         assert {check.verdict for check in result.checks if check.variant != "v0"} <= {PASS}
@@ -150,7 +151,7 @@ def test_a_variant_that_was_not_measured_fails() -> None:
 
 
 def test_nothing_to_judge_fails() -> None:
-    result = judge(report({"v": good()}), [], lambda name: LIMITS, "warn")
+    result = judge(report({"v": good()}), project("warn", []))
     assert (result.verdict, result.passes) == (FAIL, False)
 
 
@@ -261,7 +262,7 @@ def test_a_number_that_is_not_finite_fails_wherever_it_is(path: str) -> None:
 
 @pytest.mark.parametrize("reference", [{}, {"ppl": None}, {"ppl": math.nan}, None])
 def test_a_report_without_the_reference_s_perplexity_fails(reference: Any) -> None:
-    result = judge(report({"v": good()}, reference=reference), ["v"], lambda name: LIMITS, "warn")
+    result = judge(report({"v": good()}, reference=reference), project("warn"))
     (check,) = [check for check in result.checks if check.verdict == FAIL]
     assert (check.variant, check.name) == ("report", "numbers")
     assert check.reason == "missing or not finite: reference.ppl: run dvc repro"
@@ -297,7 +298,7 @@ def test_json_is_nested_by_variant_and_check() -> None:
     put(variant, "max_kld_mean", figure(0.05, 0.02, 0.08))
     variant["identity"]["context"] = 256
     measurements = report({"v": variant})
-    result = judge(measurements, ["v", "absent"], lambda name: LIMITS, "warn")
+    result = judge(measurements, project("warn", ["v", "absent"]))
     plain = result.as_json()
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
     assert (plain["verdict"], plain["passes"], plain["inconclusive"]) == (FAIL, False, "warn")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from figures import IDENTITY, coreml_variant
-from judged import LIMITS, SHOWN, good, judged, only, report
+from judged import SHOWN, good, judged, only, project, report
 
 from pipeline.checks import identity as gate
 from pipeline.checks.limits import CHECKS
@@ -61,7 +61,7 @@ def test_a_reference_that_lacks_a_key_fails(key: str) -> None:
     variant = good()
     for found in (dict(IDENTITY), dict(expected)):
         variant["identity"] = found
-        result = judge(report({"v": variant}, identity=expected), ["v"], lambda name: LIMITS, "warn")
+        result = judge(report({"v": variant}, identity=expected), project("warn"))
         assert (result.verdict, result.passes) == (FAIL, False)
         check = only(result, f"same_{key}")
         assert (check.verdict, check.reason) == (FAIL, f"the reference's {key} is missing: run dvc repro")
@@ -75,7 +75,7 @@ def test_every_key_of_the_identity_is_compared() -> None:
 def test_a_variant_measured_as_another_scheme_fails(measured: str | None) -> None:
     variant = good() | {"scheme": measured}
     measurements = report({"v": variant})
-    result = judge(measurements, ["v"], lambda name: LIMITS, "warn", {"v": {"scheme": "q4_0"}})
+    result = judge(measurements, project("warn", asked={"v": {"scheme": "q4_0"}}))
     assert (result.verdict, result.passes) == (FAIL, False)
     check = only(result, "same_scheme")
     assert check.verdict == FAIL
@@ -85,9 +85,8 @@ def test_a_variant_measured_as_another_scheme_fails(measured: str | None) -> Non
 
 def test_a_variant_measured_as_its_scheme_passes() -> None:
     measurements = report({"v": good() | {"scheme": "q4_0"}})
-    result = judge(
-        measurements, ["v"], lambda name: LIMITS, "fail", {"v": {"scheme": "q4_0"}, "other": {"scheme": "q8_0"}}
-    )
+    asked = {"v": {"scheme": "q4_0"}, "other": {"scheme": "q8_0"}}
+    result = judge(measurements, project("fail", asked=asked))
     assert result.verdict == PASS
     assert [check.name for check in result.checks] == [*CHECKS]
 
@@ -96,7 +95,7 @@ def test_a_variant_measured_as_its_scheme_passes() -> None:
 def test_what_was_not_timed_is_judged_by_its_quality(kld: float, verdict: str) -> None:
     measurements = report({"v": coreml_variant(5, kld, 0.01)})
     asked = {"v": {"format": "coreml", "scheme": "int8"}}
-    result = judge(measurements, ["v"], lambda name: LIMITS, "fail", asked)
+    result = judge(measurements, project("fail", asked=asked))
     assert [check.name for check in result.checks] == [*CHECKS]
     assert result.verdict == verdict
 
@@ -126,7 +125,7 @@ def test_a_variant_is_the_one_that_was_asked_for(
     asked: dict[str, str], measured: dict[str, Any], failed: list[str]
 ) -> None:
     measurements = report({"v": good() | measured})
-    result = judge(measurements, ["v"], lambda name: LIMITS, "warn", {"v": asked})
+    result = judge(measurements, project("warn", asked={"v": asked}))
     assert [check.name for check in result.checks if check.verdict == FAIL] == failed
     assert result.passes == (not failed)
 
@@ -141,7 +140,7 @@ def test_a_variant_without_identity_fails() -> None:
 
 @pytest.mark.parametrize("found", [{"identity": {}}, {}, {"identity": None}])
 def test_a_reference_without_identity_compares_nothing_and_fails(found: dict[str, Any]) -> None:
-    result = judge({"reference": {"ppl": 80.0}, **found, "variants": {"v": good()}}, ["v"], lambda name: LIMITS, "warn")
+    result = judge({"reference": {"ppl": 80.0}, **found, "variants": {"v": good()}}, project("warn"))
     assert result.verdict == FAIL
     assert {c.name for c in result.checks if c.verdict == FAIL} == {f"same_{key}" for key in IDENTITY}
 

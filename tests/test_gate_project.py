@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from figures import ENGINE, IDENTITY, figure, hand_made, variant
+from judged import Project
 from left import write_scores
 
 from pipeline import gate, paths
@@ -22,13 +23,9 @@ from pipeline.params import Gate, Variant
 from pipeline.types import Limits
 
 
-class Project:
-    """What the gate reads of params.yaml."""
-
-    def __init__(self, **limits: float) -> None:
-        self.variants = {"v": Variant("gguf", "q4_0")}
-        self.asked = {name: one.asked for name, one in self.variants.items()}
-        self.gate = Gate("fail", {"default": Limits(max_kld_mean=0.1, **limits)})
+def project(limits: Limits, inconclusive: str = "fail") -> Project:
+    variant = Variant("gguf", "q4_0")
+    return Project({"v": variant}, Gate(inconclusive, {"default": limits}), {"v": variant.asked})
 
 
 def write(path: Path, content: Any) -> None:
@@ -66,7 +63,8 @@ def left(tmp_path: Path) -> Path:
 
 
 def verdicts(root: Path, **limits: float) -> dict[str, str]:
-    return {check.name: check.verdict for check in gate.of_project(Project(**limits), root).checks}
+    asked = project(Limits(max_kld_mean=0.1, **limits))
+    return {check.name: check.verdict for check in gate.of_project(asked, root).checks}
 
 
 def test_without_a_baseline_limits_alone_are_judged(left: Path) -> None:
@@ -99,9 +97,8 @@ def test_a_variant_that_nothing_can_be_judged_of_fails(left: Path) -> None:
     measured = json.loads((left / paths.MEASUREMENTS).read_text())
     measured["variants"]["v"] |= {"prefill": {}, "decode": {}}
     write(left / paths.MEASUREMENTS, measured)
-    project = Project(max_slowdown=0.1)
-    project.gate = Gate("warn", {"default": Limits(max_slowdown=0.1)})
-    assert [(check.name, check.verdict) for check in gate.of_project(project, left).checks] == [("limits", FAIL)]
+    asked = project(Limits(max_slowdown=0.1), "warn")
+    assert [(check.name, check.verdict) for check in gate.of_project(asked, left).checks] == [("limits", FAIL)]
 
 
 def test_a_run_that_left_no_scores_fails_against_a_baseline(left: Path) -> None:

@@ -272,7 +272,7 @@ def test_a_core_ml_variant_may_have_sizes_of_its_own(tmp_path: Path) -> None:
     }
     for name in "bcd":  # what an artifact says of itself, and the gate compares
         variant = params.variant(name)
-        scheme = room("coreml", "schemes").scheme(variant.scheme, variant.types, variant.sizes)
+        scheme = room("coreml", "schemes").scheme(variant.scheme, variant.options)
         assert scheme.label == variant.asked["scheme"]
 
 

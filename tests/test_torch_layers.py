@@ -7,6 +7,7 @@ import gc
 import json
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from test_chat import chatty
 from pipeline import artifact, console_tables, evaluation, torch_forward, torch_layers
 from pipeline import chat as chats
 from pipeline.errors import CheckpointError, MeasurementError, OutputError
-from pipeline.evaluation import Question, evaluate, evaluate_place
+from pipeline.evaluation import Question, Request, evaluate, evaluate_place
 from pipeline.models import spec_of
 from pipeline.report import markdown
 from pipeline.report.measurements import _reference_reply
@@ -293,14 +294,15 @@ def test_scores_are_the_same_and_a_reference_without_reply_is_kept_apart(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     artifact.convert(tiny, "gguf", "q8_0", tmp_path / "q8_0")
-    asked = (tmp_path / "q8_0", tiny, "sample", 2, 64, SETTINGS)
-    layers = evaluate_place(*asked, layer_by_layer=True)
+    request = Request(tmp_path / "q8_0", tiny, "sample", 2, 64, SETTINGS)
+    layer_by_layer = replace(request, layer_by_layer=True)
+    layers = evaluate_place(layer_by_layer)
     references = tmp_path / "cache" / "quantgate" / "references"
     assert [path.name.endswith("-by-layers") for path in references.iterdir()] == [True]
-    plain = evaluate_place(*asked)
+    plain = evaluate_place(request)
     assert layers["reply"] == plain["reply"] | {"same_tokens": None, "reference_tokens": None}
     assert {**layers, "reply": plain["reply"]} == plain
-    assert evaluate_place(*asked, layer_by_layer=True) == plain  # the one that has a reply serves both
+    assert evaluate_place(layer_by_layer) == plain  # the one that has a reply serves both
     assert sorted(path.name.endswith("-by-layers") for path in references.iterdir()) == [False, True]
 
 

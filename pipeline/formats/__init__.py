@@ -44,7 +44,7 @@ def room(format_name: str, name: str) -> ModuleType:
     return import_module(f"pipeline.formats.{format_name}.{name}")
 
 
-def refuse_sizes(format_name: str, sizes: Mapping[str, int] | None) -> None:
+def refuse_sizes(format_name: str, sizes: Mapping[str, int]) -> None:
     """For formats whose artifacts take any number of tokens.
 
     Raises:
@@ -54,13 +54,13 @@ def refuse_sizes(format_name: str, sizes: Mapping[str, int] | None) -> None:
         raise ParamsError(f"{', '.join(sizes)}: {format_name} artifacts have no fixed sizes. Only coreml packages do.")
 
 
-def refuse_imatrix(format_name: str) -> None:
+def refuse_imatrix(format_name: str, imatrix: Path | None) -> None:
     """For formats whose quantizers weigh no input more than another.
 
     Raises:
-        ParamsError: the format takes no importance matrix.
+        ParamsError: an importance matrix, which the format does not take.
     """
-    if format_name != IMATRIX_FORMAT:
+    if imatrix is not None and format_name != IMATRIX_FORMAT:
         raise ParamsError(
             f"imatrix: {format_name} artifacts are made without one. Only {IMATRIX_FORMAT} schemes use it."
         )

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from pipeline.errors import ParamsError, suggestion
-from pipeline.types import Encoding, mix_name
+from pipeline.formats import refuse_imatrix
+from pipeline.types import PLAIN, Encoding, Options, mix_name
 
 RUNS_ON = "Core ML: iOS 18, macOS 15; scored on any machine"
 
@@ -95,21 +96,23 @@ SCHEMES = {
 }
 
 
-def scheme(name: str, types: Mapping[str, str] | None = None, sizes: Mapping[str, int] | None = None) -> Scheme:
-    """A scheme by name, with the `sizes` of the package that are given.
+def scheme(name: str, options: Options = PLAIN) -> Scheme:
+    """A scheme by name, with the sizes of the package that are given.
 
     Raises:
-        ParamsError: no such scheme; types of its own, which only GGUF schemes take; a size that no package has.
+        ParamsError: no such scheme; types or an importance matrix, which only GGUF schemes take; a size that no
+            package has.
     """
     if name not in SCHEMES:
         raise ParamsError(f"coreml has no scheme {name!r}; {suggestion(name, [*SCHEMES])}")
-    if types:
-        raise ParamsError(f"types: coreml schemes take none ({', '.join(types)}). Only gguf schemes do.")
-    asked = Asked(**sizes or {})
+    if options.types:
+        raise ParamsError(f"types: coreml schemes take none ({', '.join(options.types)}). Only gguf schemes do.")
+    asked = Asked(**options.sizes)
     if asked.chunk is not None and asked.chunk not in CHUNKS:
         raise ParamsError(f"chunk must be {CHUNKS[0]} to {CHUNKS[-1]} tokens, found {asked.chunk}.")
     for key, value in asked.given.items():
         if value < 2:
             raise ParamsError(f"{key} must be at least 2 tokens, found {value}.")
+    refuse_imatrix("coreml", options.imatrix)
     base = SCHEMES[name]
     return Scheme(base.name, base.base, base.packing, asked)

@@ -35,7 +35,7 @@ from pipeline.models import spec_of
 from pipeline.processes import workers
 from pipeline.progress import Advance, silent
 from pipeline.source.checkpoint import Checkpoint
-from pipeline.types import Artifact, ModelSpec
+from pipeline.types import PLAIN, Artifact, ModelSpec, Options
 
 CONFIG = "config.json"
 MANIFEST = f"{PACKAGE}/{manifest.FILE}"
@@ -49,17 +49,15 @@ def write(
     scheme_name: str,
     folder: Path,
     advance: Advance = silent,
-    types: Mapping[str, str] | None = None,
-    sizes: Mapping[str, int] | None = None,
+    options: Options = PLAIN,
 ) -> Artifact:
     """Fill `folder` with a package, the tokenizer's files and LanguageModel.swift; `advance` is told of weights done.
 
-    `sizes` of the package are chunk, max_context and score_window (plan.sizes_of). No Core ML scheme takes `types`. The
-    same checkpoint gives the same bytes.
+    Of the `options` it takes the sizes (plan.sizes_of). The same checkpoint gives the same bytes.
 
     Raises:
         PipelineError: several of the following, as far as they are known before a weight is read, but for the disk.
-        ParamsError: an unknown scheme, types, or sizes that no package or this model has.
+        ParamsError: an unknown scheme, types, an importance matrix, or sizes that no package or this model has.
         CheckpointError: tensors missing, unknown or of another shape, all listed.
         TokenizerError: no tokenizer.json, or one of another checkpoint.
         QuantizationError: a model whose layers no function computes; matrices that do not divide; weights that are not
@@ -67,7 +65,7 @@ def write(
         OutputError: not enough disk.
         ArtifactError: what was written does not read back as planned.
     """
-    scheme = scheme_of(scheme_name, types, sizes)
+    scheme = scheme_of(scheme_name, options)
     with together(checkpoint.problems) as problems, gathered(problems):
         spec = spec_of(checkpoint.config, checkpoint.shapes)
         refuse_unknown(spec)  # alone: of a model that no scheme here holds, nothing else needs mending

@@ -7,12 +7,11 @@ plan.py departs by the rules of llama-quantize. Block sizes are checked against 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pipeline.errors import ParamsError, suggestion
 from pipeline.formats import refuse_sizes
-from pipeline.types import Encoding, mix_name
+from pipeline.types import PLAIN, Encoding, Options, mix_name
 
 RUNS_ON = "llama.cpp: CPU everywhere, Metal on Apple Silicon"
 
@@ -111,20 +110,20 @@ SCHEMES = {
 }
 
 
-def scheme(name: str, types: Mapping[str, str] | None = None, sizes: Mapping[str, int] | None = None) -> Scheme:
-    """A scheme by name, with the types of a custom mix over it: {pattern: type}.
+def scheme(name: str, options: Options = PLAIN) -> Scheme:
+    """A scheme by name, with the types of a custom mix over it, by pattern.
 
     A pattern is a regular expression searched in a tensor's GGUF name (blk.0.attn_v.weight), as llama-quantize's
     --tensor-type; `token_embd` and `output` are the embedding and the head themselves.
 
     Raises:
         ParamsError: no such scheme or type, a pattern that is none or is given twice, or patterns over a scheme that
-            quantizes nothing.
+            quantizes nothing; sizes, which only a Core ML package has.
     """
-    refuse_sizes("gguf", sizes)
+    refuse_sizes("gguf", options.sizes)
     if name not in SCHEMES:
         raise ParamsError(f"gguf has no scheme {name!r}; {suggestion(name, [*SCHEMES])}")
-    own = tuple(_own_type(name, *item) for item in (types or {}).items())
+    own = tuple(_own_type(name, *item) for item in options.types.items())
     for i, (pattern, _) in enumerate(own):
         if pattern in dict(own[:i]):  # which case did not tell apart
             raise ParamsError(

@@ -25,8 +25,7 @@ from pipeline.formats.streaming import Rows, check_disk, encode_all, opened, pwr
 from pipeline.models import spec_of
 from pipeline.progress import Advance, silent
 from pipeline.source.checkpoint import Checkpoint
-from pipeline.source.tokenizer import Tokenizer
-from pipeline.types import Artifact, ModelSpec, Planned, mix_name
+from pipeline.types import PLAIN, Artifact, ModelSpec, Options, Planned, mix_name
 
 FILE = "model.gguf"
 
@@ -44,21 +43,19 @@ def write(
     scheme_name: str,
     folder: Path,
     advance: Advance = silent,
-    types: Mapping[str, str] | None = None,
-    sizes: Mapping[str, int] | None = None,
-    imatrix: Path | None = None,
+    options: Options = PLAIN,
 ) -> Artifact:
     """Encode every tensor of the checkpoint into `folder`/model.gguf; `advance` is told of weights done.
 
-    `types` are a custom mix's own, by pattern (schemes.scheme). `imatrix` is the file of an importance matrix, as
-    llama-quantize's --imatrix; the ids of its text, where it says them, go beside model.gguf.
+    Of the `options`, types are a custom mix's own (schemes.scheme) and imatrix is as llama-quantize's --imatrix; the
+    ids of its text, where it says them, go beside model.gguf.
 
     Memory stays at a few blocks of rows and the vocabulary. Tensor data is byte-identical to what
     `llama_model_quantize` makes.
 
     Raises:
         PipelineError: several of the following, as far as they are known before a weight is read, but for the disk.
-        ParamsError: an unknown scheme, or types that name no tensor.
+        ParamsError: an unknown scheme, types that name no tensor, or sizes.
         CheckpointError: tensors missing, unknown or of another shape, all listed.
         TokenizerError: a vocabulary or pre-tokenizer that the file cannot carry, or that llama.cpp reads otherwise.
         QuantizationError: weights that are not finite or too large, or tensors that need an importance matrix, all
@@ -66,19 +63,19 @@ def write(
         OutputError: not enough disk.
         ArtifactError: what was written does not read back as planned; an importance matrix of another model.
     """
-    scheme = scheme_of(scheme_name, types, sizes)
+    scheme = scheme_of(scheme_name, options)
     with together(checkpoint.problems) as problems, gathered(problems):
         spec = spec_of(checkpoint.config, checkpoint.shapes)
         with gathered(problems):
             checkpoint.check(spec)
         check(checkpoint, spec, problems)
-        given = None if imatrix is None else importance.given(imatrix, spec, scheme)
+        given = None if options.imatrix is None else importance.given(options.imatrix, spec, scheme)
         planned = plan(spec, scheme, given.values if given else None)
     check_disk(folder, sum(p.bytes for p in planned))
     beside = _write_calibration(folder, given)
     path, source = folder / FILE, checkpoint.identity()
     tokenizer = checkpoint.tokenizer
-    places, length = _write_header(path, checkpoint, tokenizer, spec, scheme, planned, given.pairs if given else [])
+    places, length = _write_header(path, checkpoint, spec, scheme, planned, given.pairs if given else [])
     with ThreadPoolExecutor(1) as second:
         loaded = second.submit(tokenizer.encode, "")  # its library: as long to load as small tensors are to write
         encoded = _encoder(checkpoint, spec, given.values if given else {})
@@ -131,7 +128,6 @@ def _write_calibration(folder: Path, given: importance.Given | None) -> dict[str
 def _write_header(
     path: Path,
     checkpoint: Checkpoint,
-    tokenizer: Tokenizer,
     spec: ModelSpec,
     scheme: Scheme,
     planned: list[Planned],
@@ -139,7 +135,7 @@ def _write_header(
 ) -> tuple[list[_Place], int]:
     """Header, with `more` keys, and tensor table; returns where each tensor goes and the length of the whole file."""
     name = checkpoint.name.rpartition("/")[2]  # of a Hub id: the folder that it would be cloned to
-    pairs = metadata(spec, tokenizer, checkpoint.config, scheme, name)
+    pairs = metadata(spec, checkpoint.tokenizer, checkpoint.config, scheme, name)
     rows = [(gguf_name(p.tensor), p.tensor.shape, GGML_TYPES[p.encoding], p.bytes) for p in planned]
     data = header.pack([*pairs, *more], rows)
     path.write_bytes(data)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipeline.errors import ParamsError, suggestion
-from pipeline.formats import refuse_sizes
-from pipeline.types import Encoding
+from pipeline.formats import refuse_imatrix, refuse_sizes
+from pipeline.types import PLAIN, Encoding, Options
 
 RUNS_ON = "MLX: Apple Silicon; scored on any machine"
 
@@ -105,18 +105,19 @@ SCHEMES = {
 }
 
 
-def scheme(name: str, types: Mapping[str, str] | None = None, sizes: Mapping[str, int] | None = None) -> Scheme:
+def scheme(name: str, options: Options = PLAIN) -> Scheme:
     """A scheme by name.
 
     Raises:
-        ParamsError: no such scheme, or types of its own, which only GGUF schemes take.
+        ParamsError: no such scheme, or any options: MLX schemes take none.
     """
-    refuse_sizes("mlx", sizes)
+    refuse_sizes("mlx", options.sizes)
     if name not in SCHEMES:
         raise ParamsError(f"mlx has no scheme {name!r}; {suggestion(name, [*SCHEMES])}")
-    if types:
+    if options.types:
         raise ParamsError(
-            f"types: mlx schemes take none ({', '.join(types)}). The mixed recipes give some tensors more bits: "
-            f"{', '.join(s.name for s in SCHEMES.values() if s.high)}."
+            f"types: mlx schemes take none ({', '.join(options.types)}). The mixed recipes give some tensors more "
+            f"bits: {', '.join(s.name for s in SCHEMES.values() if s.high)}."
         )
+    refuse_imatrix("mlx", options.imatrix)
     return SCHEMES[name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from pipeline.progress import Advance, silent
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.safetensors import Stored, read_header, widened
 from pipeline.source.shards import INDEX
-from pipeline.types import Artifact, Encoding, ModelSpec, Planned
+from pipeline.types import PLAIN, Artifact, Encoding, ModelSpec, Options, Planned
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 """Half of it is the most that packs: the range of a group, from its lowest weight to its highest, is a float32."""
@@ -44,10 +44,9 @@ def write(
     scheme_name: str,
     folder: Path,
     advance: Advance = silent,
-    types: Mapping[str, str] | None = None,
-    sizes: Mapping[str, int] | None = None,
+    options: Options = PLAIN,
 ) -> Artifact:
-    """Fill `folder` with what mlx-lm loads; `advance` is told of weights done. No MLX scheme takes `types`.
+    """Fill `folder` with what mlx-lm loads; `advance` is told of weights done. No MLX scheme takes `options`.
 
     Memory stays at a few blocks of rows and the vocabulary. Tensors, shards, index and config.json are byte-identical
     to what `mlx_lm.convert` makes of a checkpoint that it reads as transformers does (config.normalised), but for
@@ -55,14 +54,14 @@ def write(
 
     Raises:
         PipelineError: several of the following, as far as they are known before a weight is read, but for the disk.
-        ParamsError: an unknown scheme, or types.
+        ParamsError: an unknown scheme, or any options.
         CheckpointError: tensors missing, unknown or of another shape, all listed; a config that mlx-lm cannot follow.
         TokenizerError: no tokenizer.json, or one of another checkpoint.
         QuantizationError: rows that do not divide into groups; weights that are not finite or too large; all listed.
         OutputError: not enough disk.
         ArtifactError: what was written does not read back as planned.
     """
-    scheme = scheme_of(scheme_name, types, sizes)
+    scheme = scheme_of(scheme_name, options)
     with together(checkpoint.problems) as problems, gathered(problems):
         spec = spec_of(checkpoint.config, checkpoint.shapes)
         with gathered(problems):
@@ -82,7 +81,7 @@ def write(
     carried.copy(beside, folder)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
-    _write_tensors(folder, checkpoint, spec, scheme, planned, files, advance)
+    _write_tensors(folder, checkpoint.path, planned, files, _encoder(checkpoint, spec, scheme), advance)
     stored = _read_back(folder, files)
     written = [*(shard.name for shard in files), *texts, *(path.name for path in beside)]
     with ThreadPoolExecutor(1) as other:
@@ -126,13 +125,23 @@ class _Place:
     offset: int
 
 
+def _encoder(checkpoint: Checkpoint, spec: ModelSpec, scheme: Scheme) -> Callable[[Rows], Sequence[NDArray[Any]]]:
+    """What reads rows of a planned tensor and makes those of each part of them."""
+
+    def encoded(rows: Rows) -> Sequence[NDArray[Any]]:
+        tensor = rows.planned.tensor
+        stored = checkpoint.stored_rows(tensor, rows.start, rows.count)
+        return _encoded(rows.planned, float_of(tensor, spec, scheme), stored, is_offset(tensor, spec))
+
+    return encoded
+
+
 def _write_tensors(
     folder: Path,
-    checkpoint: Checkpoint,
-    spec: ModelSpec,
-    scheme: Scheme,
+    source: Path,
     planned: Sequence[Planned],
     files: Sequence[Shard],
+    encoded: Callable[[Rows], Sequence[NDArray[Any]]],
     advance: Advance,
 ) -> None:
     with ExitStack() as stack:
@@ -143,14 +152,11 @@ def _write_tensors(
             places |= {name: _Place(descriptor, offset) for name, offset in shard.offsets.items()}
 
         def encode(rows: Rows) -> None:
-            tensor = rows.planned.tensor
-            stored = checkpoint.stored_rows(tensor, rows.start, rows.count)
-            arrays = _encoded(rows.planned, float_of(tensor, spec, scheme), stored, is_offset(tensor, spec))
-            for part, array in zip(parts(rows.planned), arrays, strict=True):
+            for part, array in zip(parts(rows.planned), encoded(rows), strict=True):
                 place = places[part.name]
                 pwrite(place.descriptor, array, place.offset + rows.start * array[0].nbytes)
 
-        encode_all(checkpoint.path, planned, encode, advance, kernels.SPARE)
+        encode_all(source, planned, encode, advance, kernels.SPARE)
 
 
 def _encoded(planned: Planned, own: Encoding, stored: NDArray[Any], offset: bool) -> Sequence[NDArray[Any]]:

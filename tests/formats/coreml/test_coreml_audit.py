@@ -27,7 +27,7 @@ from pipeline.formats.coreml.weights import WeightFile, layout
 from pipeline.formats.coreml.write import write
 from pipeline.models import spec_of
 from pipeline.source.checkpoint import Checkpoint
-from pipeline.types import Artifact, EffectiveType
+from pipeline.types import Artifact, EffectiveType, Options
 
 SIZES = {"chunk": 64, "max_context": 200, "score_window": 32}
 SHAPE = Shape("qwen2", 1)
@@ -38,13 +38,13 @@ Q = "model_layers_0_self_attn_q_proj_weight"
 def convert(source: Path, scheme: str, folder: Path) -> Artifact:
     folder.mkdir(parents=True)
     with Checkpoint(source) as checkpoint:
-        return write(checkpoint, scheme, folder, sizes=SIZES)
+        return write(checkpoint, scheme, folder, options=Options(sizes=SIZES))
 
 
 def planned(source: Path, scheme: str) -> tuple[list[Piece], list[WeightFile]]:
     with Checkpoint(source) as checkpoint:
         spec = spec_of(checkpoint.config)
-    chosen = scheme_of(scheme, sizes=SIZES)
+    chosen = scheme_of(scheme, Options(sizes=SIZES))
     encodings = plan(spec, chosen)
     parts = [piece for p in encodings for piece in pieces(p)]
     constants = tables(spec, encodings, sizes_of(spec, chosen))

@@ -19,6 +19,7 @@ from pipeline.formats.coreml.schemes import SCHEMES
 from pipeline.formats.coreml.write import write
 from pipeline.models import spec_of
 from pipeline.source.checkpoint import Checkpoint
+from pipeline.types import Options
 
 TOLERANCE: dict[Any, float] = {"fp32": 1e-4, "declared": 1e-2}
 SIZES = {"chunk": 64, "max_context": 200, "score_window": 150}
@@ -72,7 +73,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path
 def converted(source: Path, scheme: str, out: Path, sizes: dict[str, int] | None = None) -> Path:
     out.mkdir()
     with Checkpoint(source) as checkpoint:
-        write(checkpoint, scheme, out, sizes=sizes or SIZES)
+        write(checkpoint, scheme, out, options=Options(sizes=sizes or SIZES))
     return out
 
 

@@ -22,6 +22,7 @@ from pipeline.formats.coreml.weights import WeightFile, layout
 from pipeline.formats.coreml.write import write
 from pipeline.models import spec_of
 from pipeline.source.checkpoint import Checkpoint
+from pipeline.types import Options
 
 SHAPE = Shape("qwen3", 2, hidden=64, ff=96, heads=4, kv_heads=2, head_dim=32)
 SIZES = {"chunk": 64, "max_context": 200, "score_window": 32}
@@ -29,7 +30,7 @@ SIZES = {"chunk": 64, "max_context": 200, "score_window": 32}
 
 def parts(name: str = "int4", shape: Shape = SHAPE) -> tuple[Any, list[Blob]]:
     """A program and its blobs."""
-    spec, made = spec_of(config_of(shape)), scheme(name, None, SIZES)
+    spec, made = spec_of(config_of(shape)), scheme(name, Options(sizes=SIZES))
     planned, sizes = plan(spec, made), sizes_of(spec, made)
     blobs = [blob for p in planned for piece in pieces(p) for blob in piece.blobs]
     return graph.program(spec, planned, sizes), [*blobs, *tables(spec, planned, sizes)]
@@ -89,7 +90,7 @@ def test_coremltools_reads_it_back(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "source", SHAPE, "F16")
     (tmp_path / "out").mkdir()
     with Checkpoint(source) as checkpoint:
-        write(checkpoint, "int4", tmp_path / "out", sizes=SIZES)
+        write(checkpoint, "int4", tmp_path / "out", options=Options(sizes=SIZES))
         embedding = checkpoint.tensor(stored(checkpoint, "model.embed_tokens.weight"))
         norm = checkpoint.tensor(stored(checkpoint, "model.norm.weight"))
     ct = engine.tools()

@@ -30,6 +30,7 @@ from pipeline.formats.coreml.run import (
     unrepresentative,
 )
 from pipeline.torch_runtime import instruction_set
+from pipeline.types import Options
 
 SHAPE = Shape("qwen3", 2, hidden=64, ff=96, heads=4, kv_heads=2, head_dim=32)
 CHUNK, MAX_CONTEXT, SCORE_WINDOW = 64, 150, 90
@@ -47,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>", "chat_template": TEMPLATE}
     (source / "tokenizer_config.json").write_text(json.dumps(settings))
     sizes = {"chunk": CHUNK, "max_context": MAX_CONTEXT, "score_window": SCORE_WINDOW}
-    artifact.convert(source, "coreml", "fp16", root / "made", sizes=sizes)
+    artifact.convert(source, "coreml", "fp16", root / "made", Options(sizes=sizes))
     return root / "made"
 
 

@@ -13,6 +13,7 @@ from pipeline.formats.coreml.plan import plan, sizes_of
 from pipeline.formats.coreml.schemes import scheme
 from pipeline.formats.coreml.tables import inverse_frequencies, tables
 from pipeline.models import spec_of
+from pipeline.types import Options
 
 ROPES: dict[str, dict[str, Any]] = {
     "default": {},
@@ -64,7 +65,7 @@ def test_rotary_tables_are_transformers(name: str, head_dim: int) -> None:
 
 
 def planned_of(spec: Any, name: str = "fp16", **sizes: int) -> Any:
-    made = scheme(name, None, sizes)
+    made = scheme(name, Options(sizes=sizes))
     return plan(spec, made), sizes_of(spec, made)
 
 

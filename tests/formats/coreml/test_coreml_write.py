@@ -33,7 +33,7 @@ from pipeline.formats.coreml.schemes import SCHEMES
 from pipeline.formats.coreml.write import write
 from pipeline.models import spec_of as model_of
 from pipeline.source.checkpoint import Checkpoint
-from pipeline.types import Artifact, EffectiveType
+from pipeline.types import Artifact, EffectiveType, Options
 
 ROOT = Path(__file__).parents[3]
 SIZES = {"chunk": 64, "max_context": 200, "score_window": 32}
@@ -46,7 +46,7 @@ PROGRAM = "model.mlpackage/Data/com.apple.CoreML/model.mlmodel"
 def convert(source: Path, scheme: str, folder: Path, sizes: dict[str, int] | None = None) -> Artifact:
     folder.mkdir(parents=True, exist_ok=True)
     with Checkpoint(source) as checkpoint:
-        return write(checkpoint, scheme, folder, sizes=SIZES if sizes is None else sizes)
+        return write(checkpoint, scheme, folder, options=Options(sizes=SIZES if sizes is None else sizes))
 
 
 def files_of(out: Path) -> dict[str, bytes]:
@@ -172,7 +172,7 @@ def test_coremltools_opens_it(tmp_path: Path) -> None:
 
 def test_artifact_says_what_the_folder_is(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "c", QWEN2)
-    artifact = artifacts.convert(source, "coreml", "int8", tmp_path / "out", sizes=SIZES)
+    artifact = artifacts.convert(source, "coreml", "int8", tmp_path / "out", Options(sizes=SIZES))
     assert artifacts.load(tmp_path / "out") == artifact
     tensors = random_tensors(QWEN2)
     norms = [weights.size for name, weights in tensors.items() if "norm" in name]
@@ -261,12 +261,13 @@ from pathlib import Path
 from pipeline.artifact import convert
 from pipeline.formats.coreml.engine import tools
 from pipeline.metrics.memory import peak_rss_bytes
+from pipeline.types import Options
 place = Path(sys.argv[1])
-sizes = {"chunk": 64, "max_context": 200, "score_window": 32}
+options = Options(sizes={"chunk": 64, "max_context": 200, "score_window": 32})
 for scheme in sys.argv[2:]:
-    convert(place / "c", "coreml", scheme, place / f"elsewhere-{scheme}", sizes=sizes)
+    convert(place / "c", "coreml", scheme, place / f"elsewhere-{scheme}", options)
 before = peak_rss_bytes()
-convert(place / "hundred", "coreml", "int8", place / "large", sizes=sizes)
+convert(place / "hundred", "coreml", "int8", place / "large", options)
 print(before, peak_rss_bytes())
 """
 
@@ -325,7 +326,7 @@ def refused(source: Path, scheme: str, place: Path, kind: type[Exception], sizes
     """What is said, once nothing is left in `place`."""
     place.mkdir()
     with Checkpoint(source) as checkpoint, pytest.raises(kind) as raised, new_folder(place / "out") as partial:
-        write(checkpoint, scheme, partial, sizes=sizes)
+        write(checkpoint, scheme, partial, options=Options(sizes=sizes or {}))
     assert list(place.iterdir()) == []
     return str(raised.value)
 
@@ -406,16 +407,18 @@ def test_too_little_disk_is_refused_before_a_byte_is_written(tmp_path: Path, mon
     convert(source, "int8", tmp_path / "out")
 
 
-def test_unknown_schemes_types_and_sizes_are_refused(tmp_path: Path) -> None:
+def test_unknown_schemes_and_options_are_refused(tmp_path: Path) -> None:
     with Checkpoint(write_checkpoint(tmp_path / "c")) as checkpoint:
         with pytest.raises(ParamsError, match=r"coreml has no scheme 'int5'; did you mean"):
             write(checkpoint, "int5", tmp_path)
         with pytest.raises(ParamsError, match="coreml schemes take none"):
-            write(checkpoint, "int4", tmp_path, types={"attn_v": "int8"})
+            write(checkpoint, "int4", tmp_path, options=Options(types={"attn_v": "int8"}))
         with pytest.raises(ParamsError, match="chunk must be 64 to 512 tokens, found 32"):
-            write(checkpoint, "int4", tmp_path, sizes={"chunk": 32})
+            write(checkpoint, "int4", tmp_path, options=Options(sizes={"chunk": 32}))
         with pytest.raises(ParamsError, match="max_context 4096 is beyond the model's context of 2048 tokens"):
-            write(checkpoint, "int4", tmp_path, sizes={"max_context": 4096})
+            write(checkpoint, "int4", tmp_path, options=Options(sizes={"max_context": 4096}))
+        with pytest.raises(ParamsError, match="imatrix: coreml artifacts are made without one"):
+            write(checkpoint, "int4", tmp_path, options=Options(imatrix=tmp_path / "a.gguf"))
 
 
 def test_a_package_is_no_checkpoint(tmp_path: Path) -> None:

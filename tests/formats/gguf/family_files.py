@@ -14,18 +14,18 @@ from pipeline.formats.gguf import arrange, imatrix
 from pipeline.formats.gguf.write import write
 from pipeline.models import spec_of
 from pipeline.source.checkpoint import Checkpoint
-from pipeline.types import Artifact, ModelSpec, Sums
+from pipeline.types import Artifact, ModelSpec, Options, Sums
 
 WITHOUT = {"embed", "head", "router", "delta_conv"}
 """Roles of matrices that llama-imatrix has no sums of, or whose weights are not rounded."""
 
 
-def convert(source: Path, scheme: str, **settings: Any) -> tuple[Path, Artifact]:
+def convert(source: Path, scheme: str, imatrix: Path | None = None) -> tuple[Path, Artifact]:
     """The file of a scheme, beside its checkpoint."""
-    folder = source.parent / "-".join([source.name, scheme, *settings])
+    folder = source.parent / f"{source.name}-{scheme}{'' if imatrix is None else '-imatrix'}"
     folder.mkdir(exist_ok=True)
     with Checkpoint(source) as checkpoint:
-        artifact = write(checkpoint, scheme, folder, **settings)
+        artifact = write(checkpoint, scheme, folder, options=Options(imatrix=imatrix))
     return folder / "model.gguf", artifact
 
 

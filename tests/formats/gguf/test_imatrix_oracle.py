@@ -22,7 +22,7 @@ from pipeline.formats.gguf.schemes import SCHEMES
 from pipeline.formats.gguf.write import FILE, write
 from pipeline.models import spec_of
 from pipeline.source.checkpoint import Checkpoint
-from pipeline.types import Calibration, Sums
+from pipeline.types import Calibration, Options, Sums
 
 WIDE = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 64}
 MODELS: dict[str, dict[str, Any]] = {
@@ -103,7 +103,7 @@ def test_every_tensor_equals_llama_quantize(
 ) -> None:
     model = models(name)
     with Checkpoint(model.checkpoint) as source:
-        made = write(source, scheme, tmp_path, imatrix=model.imatrix)
+        made = write(source, scheme, tmp_path, options=Options(imatrix=model.imatrix))
     given = as_llama_quantize_reads(model.imatrix)
     theirs = oracle.quantize(model.base, SCHEMES[scheme].ftype, tmp_path / "theirs.gguf", importance=given)
     assert oracle.tensors(tmp_path / FILE) == oracle.tensors(theirs)
@@ -120,7 +120,7 @@ def test_importance_changes_the_bytes_and_says_so(scheme: str, models: Callable[
     with Checkpoint(model.checkpoint) as source:
         for name, given in (("with", model.imatrix), ("without", None)):
             (tmp_path / name).mkdir()
-            write(source, scheme, tmp_path / name, imatrix=given)
+            write(source, scheme, tmp_path / name, options=Options(imatrix=given))
     found, plain = (oracle.tensors(tmp_path / name / FILE) for name in ("with", "without"))
     quantized = {name for name, (kind, _) in found.items() if kind[0] in "QI" and name.startswith("blk.")}
     assert {name for name in quantized if found[name] == plain[name]} == set()
@@ -138,7 +138,7 @@ def test_coverage_of_experts_is_told(experts: Path, tmp_path: Path) -> None:
     imatrix.write(tmp_path / "imatrix.gguf", random_imatrix(experts))
     (tmp_path / "out").mkdir()
     with Checkpoint(experts) as source:
-        made = write(source, "q4_k_m", tmp_path / "out", imatrix=tmp_path / "imatrix.gguf").imatrix
+        made = write(source, "q4_k_m", tmp_path / "out", options=Options(imatrix=tmp_path / "imatrix.gguf")).imatrix
     assert made is not None
     assert [(use.layer, use.experts, use.activated, use.fewest) for use in made.experts] == [(0, 2, 1, 0)]
     assert (made.datasets, made.chunks, made.chunk_size, made.text_sha256) == (("text.txt",), 1, 7, None)
@@ -150,11 +150,11 @@ def test_a_matrix_that_is_not_in_it_goes_without_where_it_can(experts: Path, tmp
     with Checkpoint(experts) as source:
         for scheme in ("q4_k_m", "iq2_xs"):
             (tmp_path / scheme).mkdir()
-        made = write(source, "q4_k_m", tmp_path / "q4_k_m", imatrix=tmp_path / "imatrix.gguf")
+        made = write(source, "q4_k_m", tmp_path / "q4_k_m", options=Options(imatrix=tmp_path / "imatrix.gguf"))
         assert made.imatrix is not None
         assert "blk.0.ffn_down_exps.weight" in made.imatrix.without
         with pytest.raises(QuantizationError, match="iq2_xs needs more than the importance matrix holds for 1 tensor"):
-            write(source, "iq2_xs", tmp_path / "iq2_xs", imatrix=tmp_path / "imatrix.gguf")
+            write(source, "iq2_xs", tmp_path / "iq2_xs", options=Options(imatrix=tmp_path / "imatrix.gguf"))
     assert not any((tmp_path / "iq2_xs").iterdir())
 
 
@@ -164,9 +164,9 @@ def test_what_is_no_use_or_of_another_model_is_refused(experts: Path, tmp_path: 
     (tmp_path / "out").mkdir()
     with Checkpoint(experts) as source:
         with pytest.raises(ArtifactError, match=r"other.gguf is of another model"):
-            write(source, "q4_0", tmp_path / "out", imatrix=tmp_path / "other.gguf")
+            write(source, "q4_0", tmp_path / "out", options=Options(imatrix=tmp_path / "other.gguf"))
         with pytest.raises(ParamsError, match="imatrix: bf16 quantizes nothing"):
-            write(source, "bf16", tmp_path / "out", imatrix=tmp_path / "other.gguf")
+            write(source, "bf16", tmp_path / "out", options=Options(imatrix=tmp_path / "other.gguf"))
     assert not any((tmp_path / "out").iterdir())
 
 

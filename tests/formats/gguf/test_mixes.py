@@ -11,6 +11,7 @@ from pipeline.errors import ParamsError, QuantizationError
 from pipeline.formats.gguf.plan import plan
 from pipeline.formats.gguf.schemes import scheme
 from pipeline.models import spec_of
+from pipeline.types import Options
 
 WIDE = config_of(Shape("qwen2", layers=8, hidden=256, ff=256, heads=8, kv_heads=1, tied=False))
 TIED = config_of(Shape("qwen2", layers=8, hidden=256, ff=256, heads=8, kv_heads=1, tied=True))
@@ -23,7 +24,7 @@ def planned(config: dict[str, Any], base: str, types: Types) -> dict[tuple[str, 
     """(role, layer) -> encoding and reason of every matrix."""
     return {
         (p.tensor.role, p.tensor.layer): (p.encoding.name, p.reason)
-        for p in plan(spec_of(config), scheme(base, types))
+        for p in plan(spec_of(config), scheme(base, Options(types)))
         if len(p.tensor.shape) == 2
     }
 
@@ -41,9 +42,9 @@ def refused(config: dict[str, Any], base: str, types: Types) -> str:
 
 
 def test_a_mix_is_called_by_its_base_and_types() -> None:
-    assert scheme("q4_k_m").label == scheme("q4_k_m", {}).label == "q4_k_m"
-    assert scheme("q4_k_m", {"ATTN_V": "Q8_0", "output": "q6_k"}).label == "q4_k_m+attn_v=q8_0,output=q6_k"
-    assert scheme("q4_k_m", {"attn_v": "q8_0"}).name == "q4_k_m"
+    assert scheme("q4_k_m").label == scheme("q4_k_m", Options()).label == "q4_k_m"
+    assert scheme("q4_k_m", Options({"ATTN_V": "Q8_0", "output": "q6_k"})).label == "q4_k_m+attn_v=q8_0,output=q6_k"
+    assert scheme("q4_k_m", Options({"attn_v": "q8_0"})).name == "q4_k_m"
 
 
 def test_a_pattern_decides_all_layers_of_a_role() -> None:
@@ -72,7 +73,7 @@ def test_layers_with_a_type_of_their_own_are_not_counted() -> None:
 
 
 def test_vectors_stay_in_float32_under_a_pattern_of_all() -> None:
-    blocks = [p for p in plan(spec_of(WIDE), scheme("q4_k_m", {"blk": "q8_0"})) if p.tensor.layer is not None]
+    blocks = [p for p in plan(spec_of(WIDE), scheme("q4_k_m", Options({"blk": "q8_0"}))) if p.tensor.layer is not None]
     assert len(blocks) == 8 * (7 + 5)
     for p in blocks:
         assert p.encoding.name == ("F32" if len(p.tensor.shape) == 1 else "Q8_0")

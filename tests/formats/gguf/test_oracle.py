@@ -16,6 +16,7 @@ from support import Shape, write_checkpoint
 from pipeline.formats.gguf.schemes import SCHEMES
 from pipeline.formats.gguf.write import write
 from pipeline.source.checkpoint import Checkpoint
+from pipeline.types import Options
 
 # Together: both architectures; heads per KV head 1, 2, 4, 7, 8; 1 to 80 layers; rows of 256, 576, 896, 4864 and of
 # lengths that fall back to blocks of 32 (64, 128, 288) or to F16 (40, 48); tied or not; sources of both dtypes.
@@ -93,7 +94,7 @@ def check(source: Source, scheme: str, types: Mapping[str, str], scratch: Path) 
     with Checkpoint(source.checkpoint) as checkpoint, ThreadPoolExecutor(1) as beside:
         ftype, target = SCHEMES[scheme].ftype, scratch / "oracle.gguf"
         quantized = beside.submit(oracle.quantize, source.base, ftype, target, types)  # both let go of the interpreter
-        artifact = write(checkpoint, scheme, scratch, types=types)
+        artifact = write(checkpoint, scheme, scratch, options=Options(types))
         theirs = quantized.result()
     (file,) = artifact.files
 

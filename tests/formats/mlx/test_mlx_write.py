@@ -37,7 +37,7 @@ from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.hard_text import hard_text
 from pipeline.source.safetensors import Stored, read_header
 from pipeline.source.tokenizer import Tokenizer
-from pipeline.types import Artifact, EffectiveType
+from pipeline.types import Artifact, EffectiveType, Options
 
 ROOT = Path(__file__).parents[3]
 QWEN2 = Shape("qwen2", 3, hidden=128, ff=256)
@@ -438,12 +438,16 @@ def test_too_little_disk_is_refused_before_a_byte_is_written(tmp_path: Path, mon
     convert(source, "int4", tmp_path / "out")
 
 
-def test_an_unknown_scheme_and_types_are_refused(tmp_path: Path) -> None:
+def test_an_unknown_scheme_and_options_are_refused(tmp_path: Path) -> None:
     with Checkpoint(write_checkpoint(tmp_path / "c")) as checkpoint:
         with pytest.raises(ParamsError, match=r"mlx has no scheme 'int5'; did you mean"):
             write(checkpoint, "int5", tmp_path)
         with pytest.raises(ParamsError, match="mlx schemes take none"):
-            write(checkpoint, "int4", tmp_path, types={"attn_v": "int8"})
+            write(checkpoint, "int4", tmp_path, options=Options(types={"attn_v": "int8"}))
+        with pytest.raises(ParamsError, match="chunk: mlx artifacts have no fixed sizes"):
+            write(checkpoint, "int4", tmp_path, options=Options(sizes={"chunk": 64}))
+        with pytest.raises(ParamsError, match="imatrix: mlx artifacts are made without one"):
+            write(checkpoint, "int4", tmp_path, options=Options(imatrix=tmp_path / "a.gguf"))
 
 
 @pytest.mark.parametrize("scheme", ["int4", "mxfp4", "mixed_4_6"])
