@@ -37,7 +37,11 @@ class Chat:
 
 
 def load_chat(folder: Path) -> Chat | None:
-    """The chat that a reference's folder holds: None where its checkpoint has no chat template."""
+    """The chat that a reference's folder holds: None where its checkpoint has no chat template.
+
+    Raises:
+        MeasurementError: reply.json is broken.
+    """
     if not (folder / FILE).exists():
         return None
     raw = read_object(folder / FILE, MeasurementError)

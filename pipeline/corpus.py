@@ -81,7 +81,11 @@ def cut(name: str, path: Path, tokenizer: Tokenizer, spec: ModelSpec, context: i
 
 
 def save(windows: Windows, folder: Path) -> None:
-    """ids.npy and meta.json in a new folder."""
+    """ids.npy and meta.json in a new folder.
+
+    Raises:
+        OutputError: as new_folder.
+    """
     with new_folder(folder) as partial:
         np.save(partial / "ids.npy", windows.ids)
         meta = {

@@ -148,6 +148,11 @@ def _alive(partial: Path) -> bool:
 
 
 def write_text(path: Path, text: str) -> None:
+    """A file of UTF-8.
+
+    Raises:
+        OutputError: as new_file.
+    """
     with new_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
@@ -164,7 +169,12 @@ def json_text(value: Any) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """See json_text."""
+    """See json_text.
+
+    Raises:
+        ValueError: as json_text.
+        OutputError: as new_file.
+    """
     write_text(path, json_text(value))
 
 
@@ -248,7 +258,11 @@ def read_array(path: Path, error: type[PipelineError] = PipelineError, mapped: b
 
 
 def sha256(path: Path) -> str:
-    """Hex digest of a file, in blocks large enough that a thread seldom waits for the interpreter."""
+    """Hex digest of a file, in blocks large enough that a thread seldom waits for the interpreter.
+
+    Raises:
+        PipelineError: the file is absent, or cannot be read.
+    """
     digest = hashlib.sha256()
     with reading(path), path.open("rb", buffering=0) as file:
         while data := file.read(BLOCK):
@@ -257,7 +271,11 @@ def sha256(path: Path) -> str:
 
 
 def sha256_of(path: Path, offset: int, size: int) -> str:
-    """Hex digest of `size` bytes of a file from `offset` on."""
+    """Hex digest of `size` bytes of a file from `offset` on.
+
+    Raises:
+        PipelineError: the file is absent, or cannot be read.
+    """
     digest = hashlib.sha256()
     with reading(path), path.open("rb", buffering=0) as file:
         file.seek(offset)
@@ -275,7 +293,12 @@ def cache_folder() -> Path:
 
 
 def cached_sha256(paths: list[Path]) -> dict[Path, str]:
-    """Hex digests of files, recomputed only where path, size, mtime or inode differ from the last time."""
+    """Hex digests of files, recomputed only where path, size, mtime or inode differ from the last time.
+
+    Raises:
+        PipelineError: a file, or what the cache folder holds of the last time, cannot be read.
+        OutputError: the cache folder cannot be written.
+    """
     memory = cache_folder() / "sha256.json"
     try:
         with reading(memory):

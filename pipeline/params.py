@@ -251,7 +251,11 @@ def _check_imatrix(name: str, variant: Variant, calibration: Calibration) -> Non
 
 
 def parse(raw: Any, kind: Any, where: str) -> Any:
-    """`raw` as `kind`: a dataclass, a mapping or sequence of one type, a union, or a plain type."""
+    """`raw` as `kind`: a dataclass, a mapping or sequence of one type, a union, or a plain type.
+
+    Raises:
+        ParamsError: `raw` is not of that kind, said with `where` it stands.
+    """
     origin = get_origin(kind)
     if isinstance(kind, type) and hasattr(kind, "__dataclass_fields__"):
         return _parse_dataclass(raw, kind, where)

@@ -27,7 +27,11 @@ QUANTIZED = ("quantization_config", "quantization")
 
 
 def library(threads: int = 0) -> tuple[Any, Any]:
-    """torch and transformers, quiet; threads 0 leaves their number as it is."""
+    """torch and transformers, quiet; threads 0 leaves their number as it is.
+
+    Raises:
+        PipelineError: torch or transformers is not installed.
+    """
     try:
         import torch
         import transformers
@@ -42,7 +46,11 @@ def library(threads: int = 0) -> tuple[Any, Any]:
 
 @contextmanager
 def building(kind: type[PipelineError], place: Path, advice: str) -> Iterator[None]:
-    """What transformers and torch raise is of many kinds, mostly of values in config.json."""
+    """What transformers and torch raise is of many kinds, mostly of values in config.json.
+
+    Raises:
+        kind: whatever they raise but errors of ours and of the system, with `place` and `advice`.
+    """
     _, transformers = library()
     try:
         yield
@@ -56,14 +64,23 @@ def building(kind: type[PipelineError], place: Path, advice: str) -> Iterator[No
 
 
 def settings(config: Mapping[str, Any], **changed: Any) -> Any:
-    """transformers' settings of the text model of a config.json, without what it says of quantization."""
+    """transformers' settings of the text model of a config.json, without what it says of quantization.
+
+    Raises:
+        PipelineError: as library.
+        CheckpointError: as text_config.
+    """
     _, transformers = library()
     read = {key: value for key, value in text_config({**config}).items() if key not in QUANTIZED}
     return transformers.CONFIG_MAPPING[read["model_type"]].from_dict({**read, **changed})
 
 
 def empty(read: Any) -> Any:
-    """The causal language model of transformers' settings, its parameters and buffers on the meta device."""
+    """The causal language model of transformers' settings, its parameters and buffers on the meta device.
+
+    Raises:
+        PipelineError: as library.
+    """
     torch, transformers = library()
     with torch.device("meta"):
         return transformers.AutoModelForCausalLM.from_config(read, dtype=torch.float32, attn_implementation="sdpa")

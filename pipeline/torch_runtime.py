@@ -132,7 +132,11 @@ def checked(checkpoint: Checkpoint) -> ModelSpec:
 
 
 def head_of(checkpoint: Checkpoint) -> Head:
-    """The head of a checkpoint: its embedding where it is tied."""
+    """The head of a checkpoint: its embedding where it is tied.
+
+    Raises:
+        CheckpointError: as spec_of.
+    """
     spec = spec_of(checkpoint.config, checkpoint.shapes)
     role = "embed" if spec.tied else "head"
     return Head(checkpoint.tensor(next(tensor for tensor in spec.tensors if tensor.role == role)))

@@ -302,17 +302,21 @@ class UsedImatrix:
     `tokenizer_sha256` are None where others made it: whether its text is the scored one is not known. `matrices` counts
     the quantized ones that it has, `without` names those that it has not, which were quantized as without it. `experts`
     are the layers that have some.
+
+    Of an artifact that others made all is None or empty but what its file says: that one was used, its `file`'s name,
+    `datasets` and `chunks`.
     """
 
-    sha256: str
-    datasets: tuple[str, ...]
-    chunks: int
-    chunk_size: int
-    text_sha256: str | None
-    tokenizer_sha256: str | None
-    matrices: int
-    without: tuple[str, ...]
-    experts: tuple[ExpertUse, ...]
+    sha256: str | None = None
+    datasets: tuple[str, ...] = ()
+    chunks: int | None = None
+    chunk_size: int | None = None
+    text_sha256: str | None = None
+    tokenizer_sha256: str | None = None
+    matrices: int | None = None
+    without: tuple[str, ...] = ()
+    experts: tuple[ExpertUse, ...] = ()
+    file: str | None = None
 
 
 @dataclass(frozen=True)

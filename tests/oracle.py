@@ -21,6 +21,19 @@ class _Override(ctypes.Structure):
     _fields_ = [("pattern", ctypes.c_char_p), ("type", ctypes.c_int)]
 
 
+class _Value(ctypes.Union):
+    _fields_ = [("int", ctypes.c_int64), ("text", ctypes.c_char * 128)]
+
+
+class _Key(ctypes.Structure):
+    """llama_model_kv_override (llama.h)."""
+
+    _fields_ = [("tag", ctypes.c_int), ("key", ctypes.c_char * 128), ("value", _Value)]
+
+
+INT, TEXT = 0, 3  # llama_model_kv_override_type
+
+
 class _Importance(ctypes.Structure):
     """llama_model_imatrix_data (llama.h)."""
 
@@ -33,13 +46,15 @@ def quantize(
     target: Path,
     types: Mapping[str, str] | None = None,
     importance: Mapping[str, NDArray[np.float32]] | None = None,
+    keys: Mapping[str, str | int] | None = None,
 ) -> Path:
     """`target`, made of the GGUF file `source` by llama_model_quantize to a llama_ftype, as llama-quantize does.
 
     `types`: --output-tensor-type as `output`, --token-embedding-type as `token_embd`, others as --tensor-type, which
-    llama-quantize puts in lower case. `importance` is of inputs, by the names of tensors, as --imatrix has them.
+    llama-quantize puts in lower case. `importance` is of inputs, by the names of tensors, as --imatrix has them;
+    `keys` are what llama-quantize has the file say besides, as of that.
     """
-    assert _quantize(source, ftype, target, types, importance) == 0, last_words()
+    assert _quantize(source, ftype, target, types, importance, keys) == 0, last_words()
     return target
 
 
@@ -62,6 +77,7 @@ def _quantize(
     target: Path,
     types: Mapping[str, str] | None,
     importance: Mapping[str, NDArray[np.float32]] | None,
+    keys: Mapping[str, str | int] | None = None,
     dry_run: bool = False,
 ) -> int:
     cpp = llama()
@@ -80,8 +96,17 @@ def _quantize(
     )
     if importance is not None:
         params.imatrix = ctypes.cast(given, type(params.imatrix))  # ends with a null name
+    said = (_Key * (len(keys or {}) + 1))(*(_key(name, value) for name, value in (keys or {}).items()))
+    if keys:
+        params.kv_overrides = ctypes.cast(said, type(params.kv_overrides))  # ends with an empty name
     code: int = cpp.llama_model_quantize(str(source).encode(), str(target).encode(), params)
     return code
+
+
+def _key(name: str, value: str | int) -> _Key:
+    if isinstance(value, str):
+        return _Key(TEXT, name.encode(), _Value(text=value.encode()[:127]))
+    return _Key(INT, name.encode(), _Value(int=value))
 
 
 def tensors(path: Path) -> dict[str, tuple[str, bytes]]:

@@ -81,6 +81,7 @@ def test_artifact_json_holds_its_identity(source: Path, calibration: Path, compu
         "matrices": 14,
         "without": ["token_embd.weight"],
         "experts": [],
+        "file": None,
     }
 
 

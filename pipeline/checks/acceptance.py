@@ -167,7 +167,11 @@ TIMED = ("prefill", "decode")
 
 
 def speed_problems(names: Iterable[str], measurements: Mapping[str, Any], root: Path) -> list[str]:
-    """Why measurements.json has no speeds of these artifacts; empty where it has, or says why nothing was timed."""
+    """Why measurements.json has no speeds of these artifacts; empty where it has, or says why nothing was timed.
+
+    Raises:
+        PipelineError: an artifact.json is absent or broken.
+    """
     found = []
     for name in names:
         measured = measurements["variants"].get(name)

@@ -75,7 +75,11 @@ def gather(names: Iterable[str], root: Path = Path()) -> dict[str, Record]:
 
 
 def problem(name: str, root: Path = Path()) -> str | None:
-    """Why there is no record of a variant: a stage that left nothing, or figures of another artifact."""
+    """Why there is no record of a variant: a stage that left nothing, or figures of another artifact.
+
+    Raises:
+        PipelineError: artifact.json, or what the scores left, is broken.
+    """
     places = (paths.variant(name) / "artifact.json", paths.quality(name), paths.scores(name))
     if absent := [str(place) for place in places if not (root / place).is_file()]:
         return f"{', '.join(absent)} is absent: run dvc repro"

@@ -8,11 +8,12 @@ full run says, on the same ground: that its windows are like these.
 
 **Test.** For windows x with mean m under the null, y = x - m. Against normal y with mean 0 stand those with mean dσ, d
 from the prior N(0, g); both have the right Haar prior dσ/σ on their deviation. The Bayes factor (Gönen, Johnson, Lu and
-Westfall, American Statistician 59, 2005) is `e_value`. It depends on the ratios of the y alone, whose distribution
-under the null is the same for every σ, and on that knowledge is a martingale that starts at 1 (Lai, Annals of
-Statistics 4, 1976; Pérez-Ortiz, Lardy, de Heide and Grünwald, Annals of Statistics 52, 2024; Wang and Ramdas,
-Sequential Analysis 44, 2025). By Ville's inequality it ever reaches 1/a with a chance of at most a, so the means
-that it has not reached 1/a for at each n are a confidence sequence.
+Westfall, American Statistician 59, 2005) is ((1 + u) / (1 + u / r))^(n/2) / √r, with r = 1 + ng and u = n (x̄ - m)² /
+Σ(x - x̄)²; `half_width` solves it for m. It depends on the ratios of the y alone, whose distribution under the null is
+the same for every σ, and on that knowledge is a martingale that starts at 1 (Lai, Annals of Statistics 4, 1976;
+Pérez-Ortiz, Lardy, de Heide and Grünwald, Annals of Statistics 52, 2024; Wang and Ramdas, Sequential Analysis 44,
+2025). By Ville's inequality it ever reaches 1/a with a chance of at most a, so the means that it has not reached 1/a
+for at each n are a confidence sequence.
 
 **Prior.** g = 1: what one window tells of the mean, the unit-information prior (Kass and Wasserman, J. Am. Stat. Assoc.
 90, 1995), which is the customary default where no effect size is expected. What is asked of a variant spans margins
@@ -59,8 +60,8 @@ def order(windows: int, ids_sha256: str) -> list[int]:
 
 
 def anytime_interval(values: NDArray[np.floating], confidence: float = CONFIDENCE) -> Interval:
-    """The means that are not rejected after these values, [windows] in `order`: {m: e_value(values, m) < 1 / (1 -
-    confidence)}, which is mean ± s `half_width`, s being the sample deviation.
+    """The means that are not rejected after these values, [windows] in `order`: those whose Bayes factor is below
+    1 / (1 - confidence), which is mean ± s `half_width`, s being the sample deviation.
 
     With the confidence stated, it holds the true mean after every window at once. It is infinite for fewer windows than
     LEAST, or than LEAST_EQUAL where they are all equal.
@@ -94,25 +95,6 @@ def half_width(n: int, confidence: float = CONFIDENCE) -> float:
     ratio = 1 + n * PRIOR_VARIANCE
     bound = (math.sqrt(ratio) / (1 - confidence)) ** (2 / n)
     return math.sqrt((bound - 1) / (1 - bound / ratio) * (n - 1) / n) if n >= LEAST and bound < ratio else math.inf
-
-
-def e_value(values: NDArray[np.floating], mean: float) -> float:
-    """Evidence against `mean` as the true one: (1 + ng)^(-1/2) ((1 + u) / (1 + u / (1 + ng)))^(n/2), with
-    u = n (x̄ - mean)² / Σ(x - x̄)² = t² / (n - 1).
-
-    It is the factor by which a bet against the mean has grown. Of fewer values than LEAST, or than LEAST_EQUAL that are
-    all equal, it is 1: nothing has been bet.
-    """
-    n, ratio, found = len(values), 1 + len(values) * PRIOR_VARIANCE, values.astype(np.float64)
-    if n < (LEAST_EQUAL if _are_equal(values) else LEAST):
-        return 1.0
-    square, spread = n * (float(found.mean()) - mean) ** 2, float(((found - found.mean()) ** 2).sum())
-    if _are_equal(values):
-        gain = 0.0 if found[0] == mean else math.log(ratio)
-    else:
-        gain = math.log1p(square / spread) - math.log1p(square / spread / ratio)
-    log = n / 2 * gain - math.log(ratio) / 2
-    return math.exp(log) if log < 700 else math.inf
 
 
 def _are_equal(values: NDArray[np.floating]) -> bool:

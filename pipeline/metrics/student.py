@@ -23,11 +23,6 @@ def t_quantile(p: float, freedom: int) -> float:
     return (low + high) / 2
 
 
-def t_cdf(t: float, freedom: int) -> float:
-    """P(T ≤ t)."""
-    return t_upper(-t, freedom)
-
-
 def t_upper(t: float, freedom: int) -> float:
     """P(T > t) = I_x(v/2, 1/2) / 2 for t ≥ 0, with x = v / (v + t²) (Abramowitz and Stegun 26.7.1), and by symmetry
     below 0: however small it is, it keeps its digits.

@@ -35,7 +35,11 @@ class Opening:
         return timing.tasks_of(self.prompt_lengths, self.decode)
 
     def open(self) -> Runtime:
-        """The runtime, with room for the longest prompt and the tokens decoded."""
+        """The runtime, with room for the longest prompt and the tokens decoded.
+
+        Raises:
+            PipelineError: as the format's Runtime.
+        """
         context = max(self.prompt_lengths) + self.decode
         opened: Runtime = room(self.artifact.format, "run").open_runtime(
             self.folder, self.artifact, context=context, **self.settings
@@ -73,6 +77,9 @@ def cold_start(opening: Opening, and_memory: bool) -> ColdStart:
     """Open an artifact that is not in memory, in a process that has opened nothing.
 
     With `and_memory` it then takes in the longest prompt and decodes, and says what memory that took at most.
+
+    Raises:
+        PipelineError: as the format's Runtime.
     """
     shortest, longest = min(opening.prompt_lengths), max(opening.prompt_lengths)
     room(opening.artifact.format, "run").context_length(opening.folder, opening.artifact)  # the engine itself is warm
@@ -94,7 +101,12 @@ def cold_start(opening: Opening, and_memory: bool) -> ColdStart:
 
 
 def visit(opening: Opening, rounds: int, given: int) -> Visit:
-    """Open the artifact, warm up, time `rounds` rounds and close it; `given` prompts were given before."""
+    """Open the artifact, warm up, time `rounds` rounds and close it; `given` prompts were given before.
+
+    Raises:
+        PipelineError: as the format's Runtime.
+        MeasurementError: as timing.measure.
+    """
     runtime = opening.open()
     try:
         prompts, placement = Prompts(runtime.vocab_size, given), runtime.placement()

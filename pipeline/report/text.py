@@ -93,16 +93,18 @@ def _share(share: float) -> str:
 
 def importance(used: UsedImatrix, known: bool) -> str:
     """'importance matrix of english.txt, 32 chunks of 512 tokens, for 42 matrices; 1 went without: token_embd.weight',
-    and how far it reaches into experts. `known`: whether its text was, or can be, compared with the scored one.
+    and how far it reaches into experts; of a file of others as far as it says. `known`: whether its text was, or can
+    be, compared with the scored one.
     """
     of = ", ".join(used.datasets) or "an unknown text"
+    name = "" if used.file is None else f" {used.file}"
+    chunks = "" if used.chunks is None else f", {used.chunks} chunks"
+    size = "" if used.chunk_size is None else f" of {used.chunk_size} tokens"
+    matrices = "" if used.matrices is None else f", for {used.matrices} matrices"
     went = f"; {len(used.without)} went without: {listing(used.without)}" if used.without else ""
     unknown = "" if known else "; overlap with the scored text: not known"
-    lines = [
-        f"importance matrix of {of}, {used.chunks} chunks of {used.chunk_size} tokens, for {used.matrices} matrices"
-    ]
-    lines[0] += went + unknown
-    return "\n".join([*lines, *([experts(used.experts)] if used.experts else [])])
+    text = f"importance matrix{name} of {of}{chunks}{size}{matrices}{went}{unknown}"
+    return "\n".join([text, *([experts(used.experts)] if used.experts else [])])
 
 
 def experts(uses: Sequence[ExpertUse]) -> str:

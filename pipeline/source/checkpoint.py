@@ -110,15 +110,14 @@ class Checkpoint:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of every stored tensor but FP8 tensors' scales, by name: what `spec_of` takes the layout from. Of an absent
-        tensor (0).
+        tensor (0), which has no weights: it tells the layout by its name.
         """
-        scales = self._companions()
-        found = {name: stored.shape for name, stored in self.tensors.items() if name not in scales}
-        return found | dict.fromkeys(self.absent, (0,))
+        return self._stored_shapes() | dict.fromkeys(self.absent, (0,))
 
-    def _companions(self) -> set[str]:
-        """The names that the scales of FP8 tensors have."""
-        return {f"{name}{fp8.SUFFIX}" for name, stored in self.tensors.items() if stored.dtype == fp8.DTYPE}
+    def _stored_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of what is there, without FP8 tensors' scales."""
+        scales = {f"{name}{fp8.SUFFIX}" for name, stored in self.tensors.items() if stored.dtype == fp8.DTYPE}
+        return {name: stored.shape for name, stored in self.tensors.items() if name not in scales}
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -189,7 +188,8 @@ class Checkpoint:
         shapes = {span.name: span.shape for span in spans}
         problems = [problem for name, shape in shapes.items() for problem in self._problems(name, shape)]
         dropped = {name for part in spec.dropped for name in part.tensors}
-        unknown = sorted(self.shapes.keys() - shapes.keys() - dropped)
+        scales = {f"{name}{fp8.SUFFIX}" for name in self.absent}  # of tensors that are absent with their shard
+        unknown = sorted(self._stored_shapes().keys() - shapes.keys() - dropped - scales)
         if spec.tied and (head := next((name for name in unknown if name.endswith(HEAD)), None)) is not None:
             unknown.remove(head)
             problems += self._head_problems(head, spans[0].name)
@@ -218,6 +218,8 @@ class Checkpoint:
         scales = self.tensors.get(companion)
         if expected is None:
             yield f"{name}: FP8 is read of matrices only, found {list(shape)}"
+        elif companion in self.absent:
+            return  # with its shard
         elif scales is None:
             yield f"{name}: FP8 without scales of its blocks: {companion} is missing, expected {list(expected)}"
         elif scales.shape != expected:

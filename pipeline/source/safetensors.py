@@ -107,7 +107,11 @@ def widened(stored: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def pread(descriptor: int, size: int, offset: int) -> bytes:
-    """Exactly `size` bytes from `offset`; safe to call from several threads."""
+    """Exactly `size` bytes from `offset`; safe to call from several threads.
+
+    Raises:
+        CheckpointError: the file ends before, or cannot be read.
+    """
     data = _pread(descriptor, size, offset)
     while len(data) < size:
         more = _pread(descriptor, size - len(data), offset + len(data))

@@ -103,7 +103,11 @@ class Tokenizer:
         return self._vocabularies[size]
 
     def differing(self, found: Sequence[str], size: int) -> list[str]:
-        """Which of the tokens that others `found` are not this vocabulary's; what pads the embedding may differ."""
+        """Which of the tokens that others `found` are not this vocabulary's; what pads the embedding may differ.
+
+        Raises:
+            TokenizerError: as vocabulary.
+        """
         return [
             f"token {i}: expected {expected!r}, found {token!r}"
             for i, (expected, kind, token) in enumerate(zip(*self.vocabulary(size), found, strict=False))
@@ -139,7 +143,11 @@ class Tokenizer:
             )
 
     def byte_lengths(self, size: int) -> NDArray[np.int64]:
-        """UTF-8 bytes that each id stands for, int64 [size]: a byte-level token has one character per byte."""
+        """UTF-8 bytes that each id stands for, int64 [size]: a byte-level token has one character per byte.
+
+        Raises:
+            TokenizerError: as vocabulary.
+        """
         tokens, kinds = self.vocabulary(size)
         return np.array(
             [
@@ -190,7 +198,11 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The default chat template, from chat_template.jinja or tokenizer_config.json."""
+        """The default chat template, from chat_template.jinja or tokenizer_config.json.
+
+        Raises:
+            TokenizerError: a file that is no UTF-8, or a template that is no text.
+        """
         file = self.folder / "chat_template.jinja"
         if file.exists():
             try:
@@ -231,7 +243,11 @@ class Tokenizer:
 
     @cached_property
     def generation(self) -> dict[str, Any] | None:
-        """generation_config.json; None where there is no such file."""
+        """generation_config.json; None where there is no such file.
+
+        Raises:
+            TokenizerError: the file is broken.
+        """
         path = self.folder / "generation_config.json"
         return read_object(path, TokenizerError) if path.exists() else None
 

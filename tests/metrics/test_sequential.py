@@ -1,4 +1,4 @@
-"""The e-process against numerical integration, its closed form against a search, and what it promises of errors."""
+"""Intervals against the Bayes factor that they invert, that against its definition, and what is promised of errors."""
 
 from __future__ import annotations
 
@@ -16,14 +16,29 @@ from pipeline.metrics.sequential import (
     PRIOR_VARIANCE,
     anytime_bounds,
     anytime_interval,
-    e_value,
     half_width,
     order,
 )
 
 VALUES = np.array([0.31, 0.12, 0.48, 0.22, 0.05, 0.39, 0.27, 0.18, 0.33, 0.2, 0.41, 0.29])
 
-# e-values
+# e-values: how a bet against a mean has grown
+
+
+def e_value(values: np.ndarray, mean: float) -> float:
+    """The Bayes factor against `mean`, by its closed form (Gönen, Johnson, Lu and Westfall, American Statistician 59,
+    2005): (1 + ng)^(-1/2) ((1 + u) / (1 + u / (1 + ng)))^(n/2), with u = n (x̄ - mean)² / Σ(x - x̄)² = t² / (n - 1).
+
+    Of fewer values than LEAST it is 1, as of fewer than LEAST_EQUAL that are all equal: nothing has been bet.
+    """
+    n, ratio = len(values), 1 + len(values) * PRIOR_VARIANCE
+    is_equal = values.min() == values.max()
+    if n < (LEAST_EQUAL if is_equal else LEAST):
+        return 1.0
+    if is_equal:  # u is infinite, or 0 at the values themselves
+        return 1 / math.sqrt(ratio) if values[0] == mean else math.sqrt(ratio) ** (n - 1)
+    u = float(scipy.stats.ttest_1samp(values, mean).statistic) ** 2 / (n - 1)
+    return ((1 + u) / (1 + u / ratio)) ** (n / 2) / math.sqrt(ratio)
 
 
 def mixture(values: np.ndarray, mean: float) -> float:
@@ -48,6 +63,13 @@ def mixture(values: np.ndarray, mean: float) -> float:
 def test_an_e_value_is_the_integrated_mixture(n: int, mean: float) -> None:
     assert PRIOR_VARIANCE == 1
     assert e_value(VALUES[:n], mean) == pytest.approx(mixture(VALUES[:n], mean), rel=2e-5)
+
+
+@pytest.mark.parametrize("confidence", [0.9, 0.95])
+def test_an_interval_ends_where_the_integrated_mixture_rejects(confidence: float) -> None:
+    found = anytime_interval(VALUES, confidence)
+    for end in (found.low, found.high):
+        assert mixture(VALUES, end) == pytest.approx(1 / (1 - confidence), rel=2e-5)
 
 
 @pytest.mark.parametrize("n", [10, 11, 12])
@@ -79,17 +101,6 @@ def test_the_first_bet_is_fair() -> None:
     assert found == pytest.approx(1, rel=1e-8)
 
 
-def test_neither_unit_nor_side_matters() -> None:
-    expected = e_value(VALUES, 0.1)
-    assert e_value(VALUES * 1000, 100.0) == pytest.approx(expected, rel=1e-12)
-    assert e_value(-VALUES, -0.1) == pytest.approx(expected, rel=1e-12)
-    assert e_value(VALUES[::-1], 0.1) == pytest.approx(expected, rel=1e-12)
-
-
-def test_evidence_beyond_floats_is_infinite() -> None:
-    assert e_value(1 + 1e-9 * np.arange(592.0), 0.0) == math.inf
-
-
 # Intervals
 
 
@@ -106,6 +117,18 @@ def test_the_interval_is_what_the_e_values_have_not_rejected(n: int, confidence:
     grid = np.linspace(found.low - 0.1, found.high + 0.1, 101)
     inside = [e_value(values, float(mean)) < limit for mean in grid]
     assert inside == [bool(found.low < mean < found.high) for mean in grid]
+
+
+def test_neither_unit_nor_side_nor_order_matters() -> None:
+    low, high = (found := anytime_interval(VALUES)).low, found.high
+    for values, ends in (
+        (VALUES * 1000, (low * 1000, high * 1000)),
+        (VALUES + 5, (low + 5, high + 5)),
+        (-VALUES, (-high, -low)),
+        (VALUES[::-1], (low, high)),
+    ):
+        found = anytime_interval(values)
+        assert (found.low, found.high) == pytest.approx(ends, rel=1e-12)
 
 
 def test_the_first_look_is_after_ten_windows() -> None:

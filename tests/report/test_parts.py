@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pytest
 from figures import MODEL, rendered, row_of
 from left import edit, leave
 
 from pipeline import paths
 from pipeline.report.measurements import gather
 from pipeline.report.parts import checkpoint, dropped, imatrices
+from pipeline.types import UsedImatrix
 
 VISION = {
     "part": "vision tower",
@@ -130,6 +133,29 @@ def test_an_overlap_that_is_not_known_is_told(tmp_path: Path) -> None:
     assert found["variants"]["plain-imat"]["imatrix"]["overlap"] == "not known"
     text = rendered(found, [*found["variants"]]).replace("\\", "")
     assert "1 went without: token_embd.weight; overlap with the scored text: not known. experts" in text
+
+
+@pytest.mark.parametrize(
+    ("said", "note"),
+    [
+        (
+            {"file": "theirs.imatrix", "datasets": ["wiki.txt"], "chunks": 125},
+            "importance matrix theirs.imatrix of wiki.txt, 125 chunks; overlap with the scored text: not known.",
+        ),
+        ({}, "importance matrix of an unknown text; overlap with the scored text: not known."),
+    ],
+)
+def test_of_a_file_of_others_is_told_what_it_says_of_its_importance_matrix(
+    said: dict[str, Any], note: str, tmp_path: Path
+) -> None:
+    left(tmp_path, "not known")
+    given = {"path": "files/theirs.gguf", "scheme": "q4_k_m", "imatrix": asdict(UsedImatrix()) | said}
+    edit(tmp_path / paths.variant("plain-imat") / "artifact.json", lambda found: found.update(given))
+    found = gather(["plain", "plain-imat"], tmp_path)
+    assert json.loads(json.dumps(found)) == found
+    text = rendered(found, [*found["variants"]]).replace("\\", "")
+    assert f"- **plain-imat**: {note}\n" in text
+    assert "made elsewhere, says q4_k_m; routers F32; with an importance matrix" in text
 
 
 def test_a_mix_with_an_importance_matrix_is_called_by_its_types(tmp_path: Path) -> None:

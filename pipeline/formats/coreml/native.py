@@ -118,14 +118,23 @@ class CoremlModel:
             raise MeasurementError(f"Core ML makes no plan of {self._path}: {_said(error)}\n{NEXT_STEP}") from error
 
     def new_state(self) -> Any:
-        """See calls.Model."""
+        """See calls.Model.
+
+        Raises:
+            MeasurementError: Core ML makes none.
+        """
         try:
             return self._models[PREFILL].make_state()
         except Exception as error:  # as above
             raise MeasurementError(f"Core ML makes no state for {self._path}: {_said(error)}\n{NEXT_STEP}") from error
 
     def logits(self, function: str, inputs: Inputs, state: Any = None) -> NDArray[Any]:
-        """See calls.Model."""
+        """See calls.Model.
+
+        Raises:
+            ArtifactError: Core ML does not load the function.
+            MeasurementError: it fails at it.
+        """
         if function not in self._models:
             self._models[function] = self._loaded(function)
         try:

@@ -40,7 +40,11 @@ CONFIG = "config.json"
 
 
 def open_runtime(folder: Path, artifact: Artifact, **settings: Any) -> CoremlRuntime:
-    """The artifact whose files are in `folder`; `settings` are CoremlRuntime's."""
+    """The artifact whose files are in `folder`; `settings` are CoremlRuntime's.
+
+    Raises:
+        ParamsError, ArtifactError, PipelineError: as CoremlRuntime.
+    """
     return CoremlRuntime(folder, **settings)
 
 
@@ -89,7 +93,11 @@ def unmeasurable() -> str | None:
 
 
 def context_length(folder: Path, artifact: Artifact) -> int:
-    """Tokens of the longest conversation that the package holds."""
+    """Tokens of the longest conversation that the package holds.
+
+    Raises:
+        ArtifactError: no package of ours.
+    """
     return described(Package(folder / PACKAGE)).sizes.max_context
 
 
@@ -234,7 +242,11 @@ class CoremlRuntime:
         return self._model
 
     def prompt(self, messages: Messages) -> Prompt | None:
-        """See Runtime. Rendered as transformers renders it by the folder's own files, as swift-transformers does."""
+        """See Runtime. Rendered as transformers renders it by the folder's own files, as swift-transformers does.
+
+        Raises:
+            TokenizerError: the template fails.
+        """
         if self._tokenizer.chat_template is None:
             return None
         text = rendered(self._folder, messages)

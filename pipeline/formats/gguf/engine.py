@@ -50,7 +50,11 @@ def last_words(lines: int = 3) -> str:
 
 
 def version() -> str:
-    """'llama-cpp-python 0.3.36, ggml 0.25.3 (0c1e57098)': the commit tells llama.cpp's."""
+    """'llama-cpp-python 0.3.36, ggml 0.25.3 (0c1e57098)': the commit tells llama.cpp's.
+
+    Raises:
+        PipelineError: as llama.
+    """
     from pipeline.formats.gguf.kernels import library
 
     lib = library()
@@ -59,7 +63,11 @@ def version() -> str:
 
 
 def instruction_set() -> str:
-    """'AVX AVX2 F16C FMA …': what the engine's CPU part was built with and uses; scores depend on it."""
+    """'AVX AVX2 F16C FMA …': what the engine's CPU part was built with and uses; scores depend on it.
+
+    Raises:
+        PipelineError: as llama.
+    """
     return cpu_features(llama().llama_print_system_info().decode())
 
 
@@ -70,7 +78,11 @@ def cpu_features(info: str) -> str:
 
 
 def device() -> str:
-    """Where layers run when nothing else is asked: 'gpu' (Metal, CUDA, …) where the build has one, else 'cpu'."""
+    """Where layers run when nothing else is asked: 'gpu' (Metal, CUDA, …) where the build has one, else 'cpu'.
+
+    Raises:
+        PipelineError: as llama.
+    """
     return "gpu" if llama().llama_supports_gpu_offload() else "cpu"
 
 
@@ -79,6 +91,7 @@ def load_model(path: Path, **settings: Any) -> Any:
 
     Raises:
         ArtifactError: llama.cpp does not load the file, with its last words.
+        PipelineError: as llama.
     """
     cpp = llama()
     _log.clear()
@@ -92,7 +105,11 @@ def load_model(path: Path, **settings: Any) -> Any:
 
 
 def token_ids(vocab: Any, text: str, add_special: bool = True) -> list[int]:
-    """Ids of a text by a llama_vocab, special tokens in it recognised; `add_special` as the file says."""
+    """Ids of a text by a llama_vocab, special tokens in it recognised; `add_special` as the file says.
+
+    Raises:
+        PipelineError: as llama.
+    """
     data = text.encode()
     room = len(data) + 2  # a token is a byte or more; BOS and EOS
     ids = (ctypes.c_int32 * room)()

@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline.errors import ArtifactError, listed, some
 from pipeline.files import cached_sha256
 from pipeline.formats import bits_per_weight, effective_types
-from pipeline.formats.gguf import arrange, engine, reader
+from pipeline.formats.gguf import arrange, engine, importance, reader
 from pipeline.formats.gguf.architecture import architecture
 from pipeline.formats.gguf.reader import GgufFile
 from pipeline.models import spec_of
@@ -64,6 +64,7 @@ def describe(path: Path, checkpoint: Checkpoint | None) -> Artifact:
         tensors=stored.each,
         path=str(path),
         dropped=() if spec is None else _dropped(found, spec),
+        imatrix=importance.said(found.keys),
     )
 
 

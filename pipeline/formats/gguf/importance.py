@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,14 @@ from pipeline.formats.gguf.imatrix import Imatrix
 from pipeline.formats.gguf.names import gguf_name
 from pipeline.formats.gguf.schemes import Scheme
 from pipeline.types import Calibration, ModelSpec, Planned, Sums, UsedImatrix
+
+FILE, DATASET = "quantize.imatrix.file", "quantize.imatrix.dataset"
+ENTRIES, CHUNKS = "quantize.imatrix.entries_count", "quantize.imatrix.chunks_count"
+"""What a model's file says of the importance matrix that it was made with (tools/quantize/quantize.cpp of llama.cpp
+0c1e57098). llama-quantize cuts paths at 127 bytes, and counts no chunks where the matrix does not.
+"""
+
+LONGEST = 127
 
 
 def of_sums(spec: ModelSpec, sums: Mapping[str, Sums], calibration: Calibration) -> Imatrix:
@@ -57,14 +67,12 @@ class Given:
     @property
     def pairs(self) -> list[header.Pair]:
         """What llama-quantize writes of it into the model's file, without a machine's folders."""
-        datasets = (
-            [("quantize.imatrix.dataset", header.text(self.imatrix.datasets[0]))] if self.imatrix.datasets else []
-        )
+        datasets = [(DATASET, header.text(self.imatrix.datasets[0]))] if self.imatrix.datasets else []
         return [
-            ("quantize.imatrix.file", header.text(self.name)),
+            (FILE, header.text(self.name)),
             *datasets,
-            ("quantize.imatrix.entries_count", header.uint32(len(self.imatrix.tensors))),
-            ("quantize.imatrix.chunks_count", header.uint32(self.imatrix.chunks)),
+            (ENTRIES, header.uint32(len(self.imatrix.tensors))),
+            (CHUNKS, header.uint32(self.imatrix.chunks)),
         ]
 
     def used(self, planned: Sequence[Planned]) -> UsedImatrix:
@@ -99,6 +107,28 @@ def fitted(file: Path, spec: ModelSpec) -> Given:
         if imatrix.fits(found.tensors.get(name), shape)
     }
     return Given(file, found, values)
+
+
+def said(keys: Mapping[str, Any]) -> UsedImatrix | None:
+    """What the keys of a model's file that others made say of its importance matrix; None where they speak of none.
+
+    Keys that are absent, or of another type than llama-quantize writes, say nothing. Of paths on another's machine the
+    last part is taken.
+    """
+    if not keys.keys() & {FILE, DATASET, ENTRIES, CHUNKS}:
+        return None
+    dataset, chunks = _last_part(keys.get(DATASET)), keys.get(CHUNKS)
+    return UsedImatrix(
+        datasets=() if dataset is None else (dataset,),
+        chunks=chunks if type(chunks) is int and chunks > 0 else None,
+        file=_last_part(keys.get(FILE)),
+    )
+
+
+def _last_part(path: Any) -> str | None:
+    """Of a POSIX or Windows path, in one line and no longer than llama-quantize writes it; None where it has none."""
+    name = re.split(r"[/\\]", path)[-1] if isinstance(path, str) else ""
+    return "".join(character for character in name if character.isprintable()).strip()[:LONGEST] or None
 
 
 def covered_by(sources: Container[str], spec: ModelSpec) -> set[str]:

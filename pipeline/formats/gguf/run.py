@@ -26,7 +26,11 @@ DEVICES = ("auto", "cpu")
 
 
 def open_runtime(folder: Path, artifact: Artifact, **settings: Any) -> GgufRuntime:
-    """The artifact whose files are in `folder`, loaded; `settings` are GgufRuntime's."""
+    """The artifact whose files are in `folder`, loaded; `settings` are GgufRuntime's.
+
+    Raises:
+        ParamsError, ArtifactError, PipelineError: as GgufRuntime.
+    """
     return GgufRuntime(folder / next(iter(artifact.files)), **settings)  # of a split set llama.cpp wants the first
 
 
@@ -63,7 +67,11 @@ def check_lengths(folder: Path, artifact: Artifact, window: int, conversation: i
 
 
 def context_length(folder: Path, artifact: Artifact) -> int:
-    """Tokens of the longest context that the artifact's model was trained for."""
+    """Tokens of the longest context that the artifact's model was trained for.
+
+    Raises:
+        ArtifactError, PipelineError: as engine.load_model.
+    """
     model = engine.load_model(folder / next(iter(artifact.files)), vocab_only=True)
     try:
         return int(engine.metadata(model, "{arch}.context_length"))
@@ -79,6 +87,7 @@ class GgufRuntime:
     Raises:
         ParamsError: an unknown KV type or device, or a quantized KV cache without flash attention.
         ArtifactError: llama.cpp does not load the file or has no room for the context.
+        PipelineError: llama-cpp-python is not installed.
     """
 
     def __init__(
@@ -206,7 +215,11 @@ class GgufRuntime:
         """See Runtime: llama.cpp computes where it is told."""
 
     def prompt(self, messages: Messages) -> Prompt | None:
-        """See Runtime. Rendered as llama-cpp-python renders it for its users."""
+        """See Runtime. Rendered as llama-cpp-python renders it for its users.
+
+        Raises:
+            ArtifactError: the template fails.
+        """
         from jinja2 import TemplateError
         from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 

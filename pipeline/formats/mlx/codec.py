@@ -46,6 +46,9 @@ def quantize(weights: Floats, packing: Packing, source: Encoding | None = None) 
 
     `source` is the float type that the weights' values are of: MLX computes the scales of mxfp4, mxfp8 and nvfp4 in
     it, so these need it. An affine packing knows its own.
+
+    Raises:
+        TypeError: no `source` where the packing needs one.
     """
     rows, source = len(weights), packing.scale or source
     if source is None:

@@ -45,17 +45,29 @@ def lm() -> Any:
 
 
 def version() -> str:
-    """'mlx-lm 0.32.2, mlx 0.32.4'."""
+    """'mlx-lm 0.32.2, mlx 0.32.4'.
+
+    Raises:
+        PipelineError: as core.
+    """
     return f"mlx-lm {version_of('mlx-lm')}, mlx {core().__version__}"
 
 
 def has_gpu() -> bool:
-    """Whether this is Apple Silicon, which MLX is for."""
+    """Whether this is Apple Silicon, which MLX is for.
+
+    Raises:
+        PipelineError: as core.
+    """
     return bool(core().metal.is_available())
 
 
 def device(name: str) -> Any:
-    """MLX's own device 'cpu' or 'gpu'."""
+    """MLX's own device 'cpu' or 'gpu'.
+
+    Raises:
+        PipelineError: as core.
+    """
     mx = core()
     return {"cpu": mx.cpu, "gpu": mx.gpu}[name]
 

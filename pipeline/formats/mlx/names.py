@@ -7,9 +7,8 @@ from math import prod
 
 from pipeline.formats.mlx.arrange import stored_shape
 from pipeline.formats.mlx.schemes import PACKINGS
+from pipeline.source.safetensors import SIZES
 from pipeline.types import Planned
-
-BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4, "U8": 1}
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Part:
 
     @property
     def size(self) -> int:
-        return prod(self.shape) * BYTES[self.dtype]
+        return prod(self.shape) * SIZES[self.dtype]
 
 
 def parts(planned: Planned) -> list[Part]:

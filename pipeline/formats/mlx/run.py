@@ -33,7 +33,11 @@ SCORED_BY = "transformers on dequantized MLX weights"
 
 
 def open_runtime(folder: Path, artifact: Artifact, **settings: Any) -> MlxRuntime:
-    """The artifact whose files are in `folder`; `settings` are MlxRuntime's."""
+    """The artifact whose files are in `folder`; `settings` are MlxRuntime's.
+
+    Raises:
+        ParamsError, ArtifactError, PipelineError: as MlxRuntime.
+    """
     return MlxRuntime(folder, **settings)
 
 
@@ -54,7 +58,12 @@ def unrepresentative(device: str) -> str | None:
 
 
 def context_length(folder: Path, artifact: Artifact) -> int:
-    """Tokens of the longest context that the artifact's model was trained for."""
+    """Tokens of the longest context that the artifact's model was trained for.
+
+    Raises:
+        ArtifactError: as reader.read.
+        PipelineError: MLX or mlx-lm is not installed.
+    """
     engine.lm()  # whoever times the opening of a runtime asks for this first
     return reader.read(folder).spec.context_length
 
@@ -183,7 +192,11 @@ class MlxRuntime:
         """See Runtime: MLX computes where it is told."""
 
     def prompt(self, messages: Messages) -> Prompt | None:
-        """See Runtime. Rendered as mlx_lm.generate renders it."""
+        """See Runtime. Rendered as mlx_lm.generate renders it.
+
+        Raises:
+            ArtifactError: the template fails.
+        """
         from jinja2 import TemplateError
 
         tokenizer = self._tokenizer
