@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.console_tables import add_row, new_table, show
+from pipeline.console_tables import Listed, add_row, new_table, show
 from pipeline.report.text import binary, effective, experts, megabytes
 from pipeline.types import ExpertUse
 
@@ -27,6 +27,8 @@ def inspection(found: Mapping[str, Any], plans: Sequence[str] = ()) -> None:
         show("", f"[yellow]refused[/yellow] {', '.join(names)}: {escape(reason)}")
     if found["plan"]:
         show("", _plan(found["plan"]))
+        for line in _numbered(found["plan"], found["architecture"]):
+            show("", line)
     for format_name in plans:
         show("", _plans({n: s for n, s in found["schemes"].items() if n.startswith(f"{format_name}/")}))
     for problem in found["problems"]:
@@ -51,7 +53,7 @@ def _facts(found: Mapping[str, Any]) -> Table:
         add_row(
             table, "active", f"{counted['active_weights']:,}: {routed['used']} of {routed['count']} experts a token"
         )
-    for label, text in (*_caches(shape, counted), *_shape(shape)):
+    for label, text in (*_caches(shape, counted), *_shape(shape, counted)):
         add_row(table, label, text)
     return table
 
@@ -66,10 +68,10 @@ def _caches(shape: Mapping[str, Any], counted: Mapping[str, Any]) -> Iterator[tu
     yield "KV of a token", one + where
     if counted["state_bytes"]:
         yield "state", f"{binary(counted['state_bytes'])} of {shape['linear_layers']} Gated DeltaNet layers, in float32"
-    yield "whole context", whole
+    yield "whole context", whole + (", state included" if counted["state_bytes"] else "")
 
 
-def _shape(shape: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _shape(shape: Mapping[str, Any], counted: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key, value in shape.items():
         if value is None or (key in ("linear_layers", "mtp_layers") and not value):
             continue
@@ -79,6 +81,8 @@ def _shape(shape: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         elif key == "delta":
             heads = (f"{value[f'{part}_heads']} heads of {value[f'{part}_dim']}" for part in ("k", "v"))
             yield key, "K {}, V {}, convolution over {} tokens".format(*heads, value["conv"])
+        elif key == "mtp_layers":
+            yield key, f"{value}, of {counted['mtp_weights']:,} weights beside those above"
         else:
             yield key, {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
@@ -97,8 +101,8 @@ def _weights(schemes: Mapping[str, Any]) -> Table:
             if "refused" in scheme:
                 add_row(table, name, "-", "-", Text("refused", "yellow"))
                 continue
-            size, types = megabytes(scheme["tensor_bytes"]), effective(scheme["effective_types"])
-            add_row(table, name, size, f"{scheme['bits_per_weight']:.2f}", types)
+            size, types = megabytes(scheme["tensor_bytes"]), effective(scheme["effective_types"]).split(", ")
+            add_row(table, name, size, f"{scheme['bits_per_weight']:.2f}", Listed(types))
     return table
 
 
@@ -126,6 +130,16 @@ def _plan(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
+def _numbered(rows: Sequence[Mapping[str, Any]], shape: Mapping[str, Any]) -> Iterator[str]:
+    """Which layers of a plan lie behind the model's own."""
+    last = max(int(number) for row in rows for number in re.findall(r"\d+", row["layers"]))
+    first = shape["n_layers"]
+    if last == first:
+        yield f"Layer {first} is the MTP layer, which guesses a further token."
+    elif last > first:
+        yield f"Layers {first}-{last} are the MTP layers, which guess further tokens."
+
+
 def _plans(schemes: Mapping[str, Any]) -> Table:
     """What each scheme makes of the tensors of each role; of which it treats in two ways, with how many."""
     table = new_table("scheme", "type", "tensors")
@@ -139,8 +153,8 @@ def _plans(schemes: Mapping[str, Any]) -> Table:
         label = name
         for kind in scheme["effective_types"]:
             of_kind = {role: kinds for role, kinds in counts.items() if kind in kinds}
-            roles = (role if len(kinds) == 1 else _share(role, kinds, kind) for role, kinds in of_kind.items())
-            add_row(table, label, kind, ", ".join(roles))
+            roles = [role if len(kinds) == 1 else _share(role, kinds, kind) for role, kinds in of_kind.items()]
+            add_row(table, label, kind, Listed(roles))
             label = ""
     return table
 

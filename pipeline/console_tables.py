@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -31,6 +34,23 @@ from pipeline.report.text import decimals, parity, ranged, shortened
 COLORS = {PASS: "green", FAIL: "red", INCONCLUSIVE: "yellow"}
 
 
+NO_BREAK = "\u00a0"  # textwrap breaks a line at ASCII spaces alone
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Items of a cell that is too long, which goes on below behind a comma: not within 'F32 <1 %'."""
+
+    items: Sequence[str]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        text = ", ".join(item.replace(" ", NO_BREAK) for item in self.items)
+        yield Text(textwrap.fill(text, options.max_width, break_on_hyphens=False).replace(NO_BREAK, " "))
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Text(", ".join(self.items)).__rich_measure__(console, options)
+
+
 def new_table(*columns: str, right: Sequence[str] = ()) -> Table:
     """A table without lines; cells that are too long go on below."""
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -39,9 +59,9 @@ def new_table(*columns: str, right: Sequence[str] = ()) -> Table:
     return table
 
 
-def add_row(table: Table, *cells: str | Text) -> None:
+def add_row(table: Table, *cells: str | Text | Listed) -> None:
     """A row of plain text: names may hold brackets, which rich would read as markup."""
-    table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in cells))
+    table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
 
 
 def show(*parts: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -328,6 +329,18 @@ def test_it_is_readable_on_80_columns(wrapped: Path) -> None:
     said = " ".join(" ".join(lines).split())
     assert "experts 6 of width 32, 2 a token, and one of width 64 that all take" in said
     assert "dropped MTP layers: " in said
+    count = json.loads(succeeded("inspect", wrapped, "--json", "-").stdout)["numbers"]["mtp_weights"]
+    assert f"mtp_layers 1, of {count:,} weights beside those above" in said
+    assert re.search(r"whole context [^,]+ in f16, [^,]+ in q8_0, [^,]+ in q4_0, state included ", said)
+    assert said.endswith(" Layer 4 is the MTP layer, which guesses a further token.")  # of which only GGUF has one
+    assert "is the MTP layer" not in succeeded("inspect", wrapped, "--scheme", "mlx/int4-g32").stdout
+
+
+def test_lists_go_on_below_behind_a_comma_alone(wrapped: Path) -> None:
+    lines = [line.rstrip() for line in succeeded("inspect", wrapped, "--scheme", "gguf/all").stdout.splitlines()]
+    below = [i for i, line in enumerate(lines) if re.match(r" {20,}\S", line) and "layers)" not in line]
+    assert len(below) > 20
+    assert [lines[i - 1] for i in below if not lines[i - 1].endswith(",")] == []
 
 
 def test_schemes_that_need_an_importance_matrix_are_told_once(tmp_path: Path) -> None:

@@ -86,7 +86,13 @@ def imatrices(variants: Mapping[str, Any]) -> list[dict[str, str]]:
     for name, variant in variants.items():
         if variant["imatrix"] is not None:
             names.setdefault(variant["imatrix"]["note"], []).append(name)
-    return [{"variants": ", ".join(of), "note": escaped(". ".join(note.splitlines()))} for note, of in names.items()]
+    return [{"variants": ", ".join(of), "note": escaped(_sentences(note))} for note, of in names.items()]
+
+
+def _sentences(note: str) -> str:
+    """Its lines one behind another; the last one's full stop is the template's."""
+    first, *more = note.splitlines()
+    return ". ".join([first, *(line[0].upper() + line[1:] for line in more)]).removesuffix(".")
 
 
 def noted(variant: Mapping[str, Any]) -> list[str]:

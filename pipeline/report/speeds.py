@@ -148,7 +148,7 @@ def cost_notes(variants: Variants) -> list[str]:
     return [
         f"Load and first prefill ({tokens} tokens) are of a cold start: medians of {n}, each in a process of its own, "
         f"{cache}. Peak memory, after the longest prompt and decoding, is {_memory(started)}. KV cache: for the "
-        "longest prompt and the tokens decoded.",
+        "longest prompt and the tokens decoded, a hybrid's state included.",
         *([OF_COREML] if any(v["placement"] for v in started.values()) else []),
     ]
 

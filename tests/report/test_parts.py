@@ -117,7 +117,8 @@ def test_calibration_and_the_experts_it_reaches_are_named(tmp_path: Path) -> Non
     text = rendered(found, [*found["variants"]]).replace("\\", "")
     assert (
         "- **plain-imat**: importance matrix of english.txt, 32 chunks of 512 tokens, for 42 matrices; 1 went without: "
-        "token_embd.weight. experts without any token, whose inputs count alike: layer 1: 2 of 8."
+        "token_embd.weight. Experts without any token, whose inputs count alike: layer 1: 2 of 8. A longer calibration "
+        "text would reach more.\n"
     ) in text
     kinds = [line for line in text.splitlines() if line.startswith(("| **plain", "| plain")) and "Q4_0" in line]
     assert [line.split("|")[3].strip() for line in kinds] == [  # the larger first
@@ -132,7 +133,7 @@ def test_an_overlap_that_is_not_known_is_told(tmp_path: Path) -> None:
     found = left(tmp_path, "not known")
     assert found["variants"]["plain-imat"]["imatrix"]["overlap"] == "not known"
     text = rendered(found, [*found["variants"]]).replace("\\", "")
-    assert "1 went without: token_embd.weight; overlap with the scored text: not known. experts" in text
+    assert "1 went without: token_embd.weight; overlap with the scored text: not known. Experts" in text
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,7 @@ def test_a_cold_start_says_how_cold_it_was(dropped: bool, measurements: dict[str
     measurements["variants"]["small"]["cold_start"]["page_cache_dropped"] = dropped
     text = render(measurements, [*measurements["variants"]])
     assert "Load and first prefill (128 tokens) are of a cold start: medians of 3, each in a process of its own" in text
+    assert " KV cache: for the longest prompt and the tokens decoded, a hybrid's state included." in text
     assert ("the weights dropped from the page cache before" in text) == dropped
     assert ("the page cache not dropped before" in text) != dropped
 
