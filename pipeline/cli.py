@@ -140,7 +140,14 @@ def convert(
 
 @main.command()
 @click.argument("artifacts", metavar="ARTIFACT...", nargs=-1, required=True, type=FOLDER)
-@click.option("--prompt-length", "prompt_lengths", multiple=True, type=click.IntRange(1), default=(128, 512, 2048))
+@click.option(
+    "--prompt-length",
+    "prompt_lengths",
+    multiple=True,
+    type=click.IntRange(1),
+    default=(128, 512, 2048),
+    help="Tokens of a prompt. Repeatable.  [default: 128, 512, 2048]",
+)
 @click.option("--decode", type=click.IntRange(1), default=64, show_default=True, help="Tokens to decode.")
 @click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="Below 6 there is no interval.")
 @click.option("--device", default="auto", show_default=True, help="auto or cpu; of Core ML also gpu, ne, all.")
@@ -184,7 +191,7 @@ def report(also: tuple[Path, ...]) -> None:
     from pipeline.report.build import build
 
     build([*params.load(paths.PARAMS).variants], also=also)
-    click.echo(f"wrote {paths.PARETO_MD}, {paths.PARETO_PNG} and {paths.MEASUREMENTS}")
+    click.echo(f"wrote {paths.PARETO_MD}, {paths.PARETO_PNG}, {paths.PARETO_CSV} and {paths.MEASUREMENTS}")
 
 
 @main.command()

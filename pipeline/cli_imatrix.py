@@ -16,7 +16,9 @@ from pipeline.console import Command
 @click.argument("checkpoint")
 @revision_option
 @click.option("--corpus", required=True, type=FOLDER, metavar="FILE", help="The calibration text, UTF-8.")
-@click.option("--windows", type=click.IntRange(1), default=32, show_default=True, help="Of the text's beginning.")
+@click.option(
+    "--windows", type=click.IntRange(1), default=32, show_default=True, help="How many, from the text's beginning on."
+)
 @click.option("--context", type=click.IntRange(4), default=512, show_default=True, help="Tokens per window.")
 @click.option("--scored", multiple=True, help="What it must not overlap, as --corpus of evaluate. Repeatable.")
 @click.option("--out", required=True, type=FOLDER, metavar="FILE", help="A new file, which ends in .gguf.")
@@ -33,6 +35,9 @@ def imatrix(
 
     The calibration text may be no part of a text that artifacts are scored on: that of --scored, or of params.yaml in
     this folder.
+
+    A checkpoint whose float32 weights take more than half of the machine's memory is run layer by layer: the same
+    matrix.
     """
     from pipeline import calibration
     from pipeline.report.text import experts

@@ -85,6 +85,7 @@ def measure(
     conversation = len(chat.prompt.ids) + chats.LIMIT if chat else 0
     folder = artifacts.location(place, artifact)
     run.check_lengths(folder, artifact, context, conversation)
+    _refuse_unscorable(place, artifact)
     runtime = run.open_runtime(folder, artifact, context=max(context, conversation), **settings)
     try:
         asked = chats.prompt_problem(runtime.prompt(chats.MESSAGES), chat.prompt if chat else None)
@@ -114,6 +115,11 @@ def _parity(place: Path, runtime: Runtime, scored: Scored) -> dict[str, Any] | N
         return None
     with progress(f"parity of {place.name}", min(parity.WINDOWS, len(scored.windows.ids))) as advance:
         return parity.check(native, scored.windows, scored.scores.logprob, scored_by, advance)
+
+
+def _refuse_unscorable(place: Path, artifact: Artifact) -> None:
+    if problem := room(artifact.format, "run").unscorable(artifact.weights):
+        raise MeasurementError(f"{place}: {problem}")
 
 
 def _refuse_own(place: Path, artifact: Artifact, problem: str | None) -> None:
@@ -221,6 +227,7 @@ def asked(request: Request) -> Iterator[Question]:
         run = room(artifact.format, "run")
         run.check_settings(settings["kv_type"], settings["flash_attention"])
         run.check_lengths(artifacts.location(place, artifact), artifact, request.context)
+        _refuse_unscorable(place, artifact)
         name = corpus if corpus in corpora.NAMES else "file"
         path = corpora.text_path(name, corpus if name == "file" else None)
         windows = corpora.cut(name, path, Tokenizer(checkpoint.path), spec, request.context, request.windows)

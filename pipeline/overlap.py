@@ -77,8 +77,9 @@ def refuse_overlap(calibration: Calibration | None, windows: Windows, what: str)
     """
     found = overlap(calibration, windows)
     if found.reason:
+        scored = "scored text" if windows.name == "file" else f"scored corpus {windows.name}"
         raise CorpusError(
-            f"{what} overlaps the scored corpus {windows.name}: {found.reason}. Weights rounded to suit the text that "
+            f"{what} overlaps the {scored}: {found.reason}. Weights rounded to suit the text that "
             "they are scored on would look better than they are: take another calibration text, or score another one."
         )
     return found

@@ -13,7 +13,7 @@ import click
 from pipeline import corpus, params, paths
 from pipeline.activations import is_summed
 from pipeline.console import Command
-from pipeline.errors import CorpusError, QuantizationError
+from pipeline.errors import CorpusError, MeasurementError, QuantizationError
 from pipeline.files import sha256, write_json
 from pipeline.formats import IMATRIX_FORMAT, room
 from pipeline.models import spec_of
@@ -38,7 +38,9 @@ def main() -> None:
         flash = timed["flash_attention"]
         check(timed["kv_type"], None if flash == "auto" else flash, timed["device"])
     with open_checkpoint(given.checkpoint, given.revision) as checkpoint:
-        _check_plans(given, spec_of(checkpoint.config, checkpoint.shapes))
+        spec = spec_of(checkpoint.config, checkpoint.shapes)
+        _check_plans(given, spec)
+        _check_memory(given, spec)
         write_json(paths.SOURCE, checkpoint.identity())
     write_json(paths.BUILDS, builds)
     path = corpus.text_path(given.corpus.name, given.corpus.path)
@@ -66,6 +68,18 @@ def _check_plans(given: Params, spec: ModelSpec) -> None:
                 problems.append(f"variants.{name}: {error}")
     if problems:
         raise QuantizationError("params.yaml: " + "\n\n".join(problems))
+
+
+def _check_memory(given: Params, spec: ModelSpec) -> None:
+    """Refuse variants that could not be scored here, all of them at once: `evaluate` would, once the reference is made.
+
+    Raises:
+        MeasurementError: naming the variants.
+    """
+    found = {name: room(variant.format, "run").unscorable(spec.weights) for name, variant in given.variants.items()}
+    problems = [f"variants.{name}: {problem}" for name, problem in found.items() if problem]
+    if problems:
+        raise MeasurementError("params.yaml:\n" + "\n".join(problems))
 
 
 def _covered(imatrix: bool | str, spec: ModelSpec) -> set[str]:

@@ -149,7 +149,7 @@ def test_an_overlap_with_the_corpus_is_refused_when_it_is_evaluated(project: Pat
         said = refused(project, "evaluate imat")
     finally:
         (project / "scored.txt").write_text(SCORED)
-    assert "own.txt of artifacts/variants/imat overlaps the scored corpus file: 32 tokens in a row are in both" in said
+    assert "own.txt of artifacts/variants/imat overlaps the scored text: 32 tokens in a row are in both" in said
 
 
 def test_fetch_refuses_the_scored_text_itself(project: Path) -> None:
@@ -197,7 +197,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {**PLAIN, "types": {"attn_q": "iq2_xs"}, "imatrix": "one.gguf"},
             "q4_0+attn_q=iq2_xs needs more than the importance matrix holds for 1 tensors: - attn_q.weight: IQ2_XS",
         ),
-        ({**PLAIN, "imatrix": "other.gguf"}, "blk.0.attn_q.weight: expected 256 inputs of 1 matrices, found 96 of 1"),
+        ({**PLAIN, "imatrix": "other.gguf"}, "blk.0.attn_q.weight: expected 256 inputs of 1 matrix, found 96 inputs"),
     ],
 )
 def test_fetch_refuses_what_an_importance_matrix_does_not_hold(

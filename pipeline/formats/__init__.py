@@ -77,6 +77,21 @@ def refuse_settings(kv_type: str, flash_attention: bool | None, theirs: str) -> 
         raise ParamsError(f"{asked} is a setting of GGUF: {theirs}. Put it into the `evaluate` of the GGUF variants.")
 
 
+def memory_problem(weights: int) -> str | None:
+    """Why an artifact cannot be scored here whose weights are held in float32 for it; None where the machine has the
+    memory.
+    """
+    import psutil
+
+    needed, total = 4 * weights, psutil.virtual_memory().total
+    if needed <= total:
+        return None
+    return (
+        f"scored off Apple Silicon its weights take {needed / 1e9:.0f} GB in float32, this machine has "
+        f"{total / 1e9:.0f} GB of memory. Evaluate it on a Mac, or on a larger machine."
+    )
+
+
 @dataclass(frozen=True)
 class TensorHashes:
     """Artifact's `tensors_sha256` and `tensors`."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import ArtifactError, MeasurementError, ParamsError, PipelineError, suggestion
 from pipeline.files import read_object
-from pipeline.formats import refuse_settings
+from pipeline.formats import memory_problem, refuse_settings
 from pipeline.formats.coreml import calls, engine, manifest, native
 from pipeline.formats.coreml.calls import Inputs
 from pipeline.formats.coreml.executor import Executor
@@ -80,6 +80,13 @@ def check_lengths(folder: Path, artifact: Artifact, window: int, conversation: i
     problems = (calls.window_problem(sizes.score_window, window), calls.conversation_problem(sizes, conversation))
     for problem in filter(None, problems):
         raise ParamsError(f"{folder}: {problem}")
+
+
+def unscorable(weights: int) -> str | None:
+    """Why an artifact of so many weights cannot be scored on this machine: off a Mac the executor holds them all. None
+    where it can.
+    """
+    return memory_problem(weights) if native.missing() else None
 
 
 def unrepresentative(device: str) -> str | None:

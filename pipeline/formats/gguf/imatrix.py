@@ -117,7 +117,7 @@ def check(place: Path, imatrix: Imatrix, shapes: Mapping[str, Sequence[int]]) ->
             f"{next(iter(shapes))}. Give the importance matrix of this model. {MAKE}"
         )
     problems = [
-        f"{name}: expected {columns} inputs of {several} matrices, found {found.sums.shape[1]} of {len(found.sums)}"
+        f"{name}: expected {_inputs(columns, several)}, found {_inputs(found.sums.shape[1], len(found.sums))}"
         for name, found in imatrix.tensors.items()
         if name in shapes and name != EMBEDDING and not fits(found, shapes[name])
         for several, columns in [(prod(shapes[name][:-2]), shapes[name][-1])]
@@ -200,6 +200,10 @@ def _sums(name: str, stored: Mapping[str, reader.StoredTensor], problems: list[s
             return None
     # as C's lround: halves away from zero
     return Sums(sums.reshape(len(counts), -1), np.floor(counts.astype(np.float64) + 0.5).astype(np.int64))
+
+
+def _inputs(columns: int, several: int) -> str:
+    return f"{columns} inputs of {several} {'matrix' if several == 1 else 'matrices'}"
 
 
 def _floats(tensor: reader.StoredTensor) -> NDArray[np.float32]:

@@ -66,6 +66,11 @@ def check_lengths(folder: Path, artifact: Artifact, window: int, conversation: i
     """Refuse windows and conversations longer than the artifact takes: it takes any."""
 
 
+def unscorable(weights: int) -> str | None:
+    """Why an artifact of so many weights cannot be scored on this machine: llama.cpp maps them."""
+    return None
+
+
 def context_length(folder: Path, artifact: Artifact) -> int:
     """Tokens of the longest context that the artifact's model was trained for.
 

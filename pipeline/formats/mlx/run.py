@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import ArtifactError, MeasurementError, ParamsError, suggestion
-from pipeline.formats import refuse_settings
+from pipeline.errors import ArtifactError, ParamsError, suggestion
+from pipeline.formats import memory_problem, refuse_settings
 from pipeline.formats.mlx import engine, reader
 from pipeline.formats.mlx.arguments import as_read
 from pipeline.formats.mlx.arrange import restored
@@ -78,21 +78,12 @@ def check_window(scheme: object, window: int) -> None:
 
 
 def check_lengths(folder: Path, artifact: Artifact, window: int, conversation: int = 0) -> None:
-    """Windows and conversations may be of any length, but where torch scores, it holds all weights in float32.
+    """Refuse windows and conversations longer than the artifact takes: it takes any."""
 
-    Raises:
-        MeasurementError: the machine has not as much memory.
-    """
-    if _on_gpu("auto"):
-        return
-    import psutil
 
-    needed, total = 4 * artifact.weights, psutil.virtual_memory().total
-    if needed > total:
-        raise MeasurementError(
-            f"{folder}: scored off Apple Silicon its weights take {needed / 1e9:.0f} GB in float32, this machine has "
-            f"{total / 1e9:.0f} GB of memory. Evaluate it on a Mac, or on a larger machine."
-        )
+def unscorable(weights: int) -> str | None:
+    """Why an artifact of so many weights cannot be scored on this machine: torch holds them all. None where it can."""
+    return None if _on_gpu("auto") else memory_problem(weights)
 
 
 def _on_gpu(device: str) -> bool:

@@ -173,11 +173,11 @@ def test_an_importance_matrix_of_another_model_is_refused(matrix: Imatrix) -> No
         imatrices.check(Path("i.gguf"), matrix, {ATTENTION: (10, 32), EXPERTS: (6, 7, 32)})
     assert str(raised.value).splitlines()[:3] == [
         "i.gguf is of another model:",
-        f"  - {EXPERTS}: expected 32 inputs of 6 matrices, found 32 of 4",
-        f"  - {ATTENTION}: expected 32 inputs of 1 matrices, found 64 of 1",
+        f"  - {EXPERTS}: expected 32 inputs of 6 matrices, found 32 inputs of 4 matrices",
+        f"  - {ATTENTION}: expected 32 inputs of 1 matrix, found 64 inputs of 1 matrix",
     ]
     halves = {EXPERTS: sums(2, 64, [60, 36])}  # as many sums, but of two matrices
-    with pytest.raises(ArtifactError, match="expected 32 inputs of 4 matrices, found 64 of 2"):
+    with pytest.raises(ArtifactError, match="expected 32 inputs of 4 matrices, found 64 inputs of 2 matrices"):
         imatrices.check(Path("i.gguf"), replace(matrix, tensors=halves), fitting)
     whole = {EXPERTS: sums(1, 128, [96])}  # one count for all experts, as older files have it
     imatrices.check(Path("i.gguf"), replace(matrix, tensors=whole), fitting)
