@@ -4,6 +4,7 @@ calibration.json, accepted.json: what they are. Runs always.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def _check_plans(given: Params, spec: ModelSpec) -> None:
         QuantizationError: naming the variants.
         ArtifactError: an importance matrix of another model.
     """
-    problems: list[str] = []
+    problems: dict[str, str] = {}
     for name, variant in given.variants.items():
         if variant.scheme is not None:
             scheme = room(variant.format, "schemes").scheme(variant.scheme, variant.options)
@@ -65,9 +66,9 @@ def _check_plans(given: Params, spec: ModelSpec) -> None:
             try:
                 room(variant.format, "plan").plan(spec, scheme, *by)
             except QuantizationError as error:
-                problems.append(f"variants.{name}: {error}")
+                problems[name] = str(error)
     if problems:
-        raise QuantizationError("params.yaml: " + "\n\n".join(problems))
+        raise QuantizationError(_by_variants(problems))
 
 
 def _check_memory(given: Params, spec: ModelSpec) -> None:
@@ -77,9 +78,17 @@ def _check_memory(given: Params, spec: ModelSpec) -> None:
         MeasurementError: naming the variants.
     """
     found = {name: room(variant.format, "run").unscorable(spec.weights) for name, variant in given.variants.items()}
-    problems = [f"variants.{name}: {problem}" for name, problem in found.items() if problem]
+    problems = {name: problem for name, problem in found.items() if problem}
     if problems:
-        raise MeasurementError("params.yaml:\n" + "\n".join(problems))
+        raise MeasurementError(_by_variants(problems))
+
+
+def _by_variants(problems: Mapping[str, str]) -> str:
+    """Each problem once, behind the variants that have it."""
+    names: dict[str, list[str]] = {}
+    for name, problem in problems.items():
+        names.setdefault(problem, []).append(f"variants.{name}")
+    return "params.yaml: " + "\n\n".join(f"{', '.join(of)}: {problem}" for problem, of in names.items())
 
 
 def _covered(imatrix: bool | str, spec: ModelSpec) -> set[str]:
