@@ -215,6 +215,15 @@ def test_mtp_layers_that_are_not_wanted_are_dropped() -> None:
     assert dropped.weights == 64 * 128 + 5 * 64 + (192 + 48 + 48 + 96) * 64 + 2 * 24 + 3 * 96 * 64
 
 
+def test_stray_mtp_tensors_are_not_dropped() -> None:
+    """Those without a layer, of a model that has none, and of another name: config.json does not say 0 of them."""
+    join = {"mtp.fc.weight": MTP["mtp.fc.weight"]}
+    assert spec_of(hybrid(mtp_num_hidden_layers=1), shapes_of(spec_of(hybrid())) | join).dropped == ()
+    assert spec_of(hybrid(), shapes_of(spec_of(hybrid())) | MTP | {"mtp.embed_tokens.weight": (9, 64)}).dropped == ()
+    dense = config_of("qwen3_moe")
+    assert spec_of(dense, shapes_of(spec_of(dense)) | join).dropped == ()
+
+
 def test_mtp_layers_that_are_only_declared_are_none() -> None:
     spec = spec_of(hybrid(mtp_num_hidden_layers=1), shapes_of(spec_of(hybrid())))
     assert (spec.mtp, spec.dropped) == ((), ())
