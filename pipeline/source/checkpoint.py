@@ -189,7 +189,7 @@ class Checkpoint:
         shapes = {span.name: span.shape for span in spans}
         problems = [problem for name, shape in shapes.items() for problem in self._problems(name, shape)]
         dropped = {name for part in spec.dropped for name in part.tensors}
-        unknown = sorted(self.shapes.keys() - shapes.keys() - dropped)
+        unknown = sorted(self.shapes.keys() - shapes.keys() - dropped - self.absent)  # told with their shards
         if spec.tied and (head := next((name for name in unknown if name.endswith(HEAD)), None)) is not None:
             unknown.remove(head)
             problems += self._head_problems(head, spans[0].name)
