@@ -260,9 +260,18 @@ def test_an_mtp_layer_of_which_a_tensor_is_missing_is_there_and_named(tmp_path: 
         (hybrid(linear_num_value_heads=3), "linear_num_value_heads 3 is not a multiple of linear_num_key_heads 2"),
         (hybrid(linear_conv_kernel_dim=None), "linear_conv_kernel_dim: missing or not a positive integer"),
         (hybrid(layer_types=["full_attention"]), "layer_types: expected linear_attention or full_attention for each"),
+        (hybrid(layer_types=[["full_attention"]] * 4), "layer_types: expected linear_attention or full_attention"),
         (hybrid(mtp_use_dedicated_embeddings=True), "mtp_use_dedicated_embeddings: expected false"),
         (hybrid(full_attention_interval=0), "full_attention_interval: expected a positive integer, found 0"),
         (hybrid(partial_rotary_factor=1.5), "partial_rotary_factor must be above 0 and at most 1, found 1.5"),
+        (
+            hybrid(partial_rotary_factor=0.01),
+            "partial_rotary_factor 0.01 of head_dim 24 must be an even number, found 0",
+        ),
+        (
+            hybrid(partial_rotary_factor=0.125),
+            "partial_rotary_factor 0.125 of head_dim 24 must be an even number, found 3",
+        ),
         (hybrid(rope_parameters={"mrope_section": [1] * 5}), "mrope_section must be up to four whole numbers"),
         (hybrid(rope_parameters={"mrope_interleaved": False}), "mrope_interleaved must be true, found False"),
         ({"model_type": "qwen3_5", "text_config": 3}, "text_config must be an object, found 3"),
