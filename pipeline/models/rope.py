@@ -56,8 +56,8 @@ def read_rope(
     own = both.get("mrope_section", sections) if sections else ()
     if partial is not None and not (is_number(share) and share <= 1):
         problems.append(f"partial_rotary_factor must be above 0 and at most 1, found {share!r}")
-    if not isinstance(own, list | tuple) or len(own) > 4 or not all(type(n) is int and n >= 0 for n in own):
-        problems.append(f"mrope_section must be up to four whole numbers, found {own!r}")
+    if sections and not (isinstance(own, list | tuple) and 3 <= len(own) <= 4 and all(_is_whole(n) for n in own)):
+        problems.append(f"mrope_section must be three or four whole numbers, found {own!r}")
     if sections and both.get("mrope_interleaved", True) is not True:
         problems.append(f"mrope_interleaved must be true, found {both['mrope_interleaved']!r}")
     head_dim = config.get("head_dim")
@@ -99,3 +99,7 @@ def _scaling_problems(scaling: dict[str, Any], kind: str, more: set[str]) -> Ite
     for key in ("attention_factor", "beta_fast", "beta_slow"):
         if key in given and not is_number(given[key]):
             yield f"{key} must be a number above 0, found {given[key]!r}"
+
+
+def _is_whole(number: object) -> bool:
+    return type(number) is int and number >= 0

@@ -272,7 +272,11 @@ def test_an_mtp_layer_of_which_a_tensor_is_missing_is_there_and_named(tmp_path: 
             hybrid(partial_rotary_factor=0.125),
             "partial_rotary_factor 0.125 of head_dim 24 must be an even number, found 3",
         ),
-        (hybrid(rope_parameters={"mrope_section": [1] * 5}), "mrope_section must be up to four whole numbers"),
+        (hybrid(rope_parameters={"mrope_section": [1] * 5}), "mrope_section must be three or four whole numbers"),
+        (
+            hybrid(rope_parameters={"mrope_section": [8]}),
+            "mrope_section must be three or four whole numbers, found [8]",
+        ),
         (hybrid(rope_parameters={"mrope_interleaved": False}), "mrope_interleaved must be true, found False"),
         ({"model_type": "qwen3_5", "text_config": 3}, "text_config must be an object, found 3"),
     ],
