@@ -188,6 +188,18 @@ def test_where_config_json_is_not_understood_nothing_is_made_up(tmp_path: Path) 
     assert [line.split()[0] for line in lines if line.strip()][:3] == ["checkpoint", "dtypes", "problem"]
 
 
+def test_unknown_tensors_of_an_absent_shard_are_told_with_it(tmp_path: Path) -> None:
+    """The index is all that knows of them; and of a head that a tied checkpoint need not hold."""
+    folder = write_checkpoint(tmp_path / "bad", shards=2)
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"] |= dict.fromkeys(("model.ghost.weight", "lm_head.weight"), "gone.safetensors")
+    path.write_text(json.dumps(index))
+    (incomplete,) = problems_of(folder)
+    told = "gone.safetensors is absent; model.safetensors.index.json puts model.ghost.weight, lm_head.weight there"
+    assert told in incomplete
+
+
 def test_tensors_of_an_absent_shard_are_not_told_one_by_one(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "bad", shards=4, change=lambda tensors: tensors.pop("model.norm.weight"))
     (folder / "model-00001-of-00004.safetensors").unlink()

@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline.errors import CheckpointError, suggestion
 from pipeline.models import qwen2, qwen2_moe, qwen3, qwen3_5, qwen3_5_moe, qwen3_moe, qwen3_next
+from pipeline.models.hybrid import MTP
 from pipeline.models.stored import located, plain
 from pipeline.types import ModelSpec
 
@@ -42,7 +43,7 @@ def spec_of(config: dict[str, Any], shapes: Mapping[str, tuple[int, ...]] | None
         )
     shapes = shapes or {}
     spec = MODEL_TYPES[model_type].read({**text, "model_type": model_type}, {plain(name) for name in shapes})
-    return located(spec, shapes) if shapes else spec
+    return located(spec, shapes, wants_mtp=text.get(MTP) != 0) if shapes else spec
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:

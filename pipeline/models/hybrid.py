@@ -87,7 +87,8 @@ def _kinds(config: dict[str, Any]) -> tuple[list[str], list[str]]:
         if not is_positive(interval):
             return [], [f"full_attention_interval: expected a positive integer, found {interval!r}"]
         return ["full_attention" if (i + 1) % interval == 0 else "linear_attention" for i in range(count)], []
-    if not isinstance(kinds, list) or len(kinds) != count or {*kinds} - {"linear_attention", "full_attention"}:
+    known = ("linear_attention", "full_attention")
+    if not isinstance(kinds, list) or len(kinds) != count or not all(kind in known for kind in kinds):
         return [], [f"layer_types: expected linear_attention or full_attention for each of {count} layers"]
     return kinds, []
 

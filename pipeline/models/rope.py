@@ -34,12 +34,19 @@ def read_rope(
     given = (("rope_parameters", parameters), ("rope_scaling", scaling))
     if wrong := [(key, found) for key, found in given if not isinstance(found, dict)]:
         return Rope(THETA), [f"{key} must be an object or null, found {found!r}" for key, found in wrong]
+    beside = parameters if scaling else {}  # of which transformers reads nothing then
     scaling = scaling or parameters
-    both = {**config, **scaling, **parameters}
-    thetas = [found["rope_theta"] for found in (parameters, config) if found.get("rope_theta") is not None]
+    thetas = [found["rope_theta"] for found in (scaling, config) if found.get("rope_theta") is not None]
     theta = thetas[0] if thetas else THETA
     problems = [] if is_number(theta) else [f"rope_theta must be a number above 0, found {theta!r}"]
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    both = {**config, **scaling}
+    taken = {**both, "rope_theta": theta, "rope_type": kind, "type": kind}
+    problems += (
+        f"rope_parameters says {key} {value!r}, but rope_scaling takes its place, without it: leave one of them"
+        for key, value in beside.items()
+        if value is not None and taken.get(key) != value
+    )
     if kind in ("default", "yarn", "linear"):
         more = SECTIONED if partial else set()
         problems += (f"rope scaling {kind}: {problem}" for problem in _scaling_problems(scaling, kind, more))
@@ -49,15 +56,17 @@ def read_rope(
     own = both.get("mrope_section", sections) if sections else ()
     if partial is not None and not (is_number(share) and share <= 1):
         problems.append(f"partial_rotary_factor must be above 0 and at most 1, found {share!r}")
-    if not isinstance(own, list | tuple) or len(own) > 4 or not all(type(n) is int and n >= 0 for n in own):
-        problems.append(f"mrope_section must be up to four whole numbers, found {own!r}")
+    if sections and not (isinstance(own, list | tuple) and 3 <= len(own) <= 4 and all(_is_whole(n) for n in own)):
+        problems.append(f"mrope_section must be three or four whole numbers, found {own!r}")
     if sections and both.get("mrope_interleaved", True) is not True:
         problems.append(f"mrope_interleaved must be true, found {both['mrope_interleaved']!r}")
     head_dim = config.get("head_dim")
+    # a head_dim that is no size is told with the sizes
+    dims = int(head_dim * float(share)) if partial is not None and is_positive(head_dim) and is_number(share) else None
+    if dims is not None and (dims < 2 or dims % 2):
+        problems.append(f"partial_rotary_factor {share} of head_dim {head_dim} must be an even number, found {dims}")
     if problems:
         return Rope(THETA), problems
-    # a head_dim that is no size is told with the sizes
-    dims = int(head_dim * float(share)) if partial is not None and is_positive(head_dim) else None
     if kind == "default":
         return Rope(float(theta), dims=dims, sections=tuple(own)), []
     return Rope(
@@ -90,3 +99,7 @@ def _scaling_problems(scaling: dict[str, Any], kind: str, more: set[str]) -> Ite
     for key in ("attention_factor", "beta_fast", "beta_slow"):
         if key in given and not is_number(given[key]):
             yield f"{key} must be a number above 0, found {given[key]!r}"
+
+
+def _is_whole(number: object) -> bool:
+    return type(number) is int and number >= 0

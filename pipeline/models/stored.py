@@ -22,9 +22,11 @@ PARTS = {
     "model.visual.": VISION,
     "visual.": VISION,
     "vision_tower.": VISION,
-    "mtp.": ("MTP layers", "config.json says mtp_num_hidden_layers 0"),
 }
-"""What is dropped and why, by how names begin. A hybrid that has a use for MTP layers has none of these left."""
+"""What is dropped and why, by how names begin."""
+
+UNWANTED_MTP = {"mtp.": ("MTP layers", "config.json says mtp_num_hidden_layers 0")}
+"""Dropped too where config.json does say so: else they are tensors of the model, or unknown ones."""
 
 
 def plain(name: str) -> str:
@@ -35,8 +37,10 @@ def plain(name: str) -> str:
     return name
 
 
-def located(spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]]) -> ModelSpec:
-    """`spec` with spans by the names and with `dropped` of a checkpoint that stores tensors of `shapes`."""
+def located(spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]], wants_mtp: bool = True) -> ModelSpec:
+    """`spec` with spans by the names and with `dropped` of a checkpoint that stores tensors of `shapes`; `wants_mtp` is
+    False where its config.json says that it has no MTP layers.
+    """
     names = {plain(name): name for name in shapes}
     prefixes = {own: prefix for prefix, own in PREFIXES.items() if any(name.startswith(prefix) for name in shapes)}
 
@@ -54,13 +58,15 @@ def located(spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]]) -> ModelSpec
     tensors, mtp = (tuple(placed(tensor) for tensor in part) for part in (spec.tensors, spec.mtp))
     known = {span.name for tensor in (*tensors, *mtp) for span in tensor.stored}
     unknown = {name: shape for name, shape in shapes.items() if name not in known}
-    return replace(spec, tensors=tensors, mtp=mtp, dropped=tuple(_dropped(unknown)))
+    return replace(
+        spec, tensors=tensors, mtp=mtp, dropped=tuple(_dropped(unknown, PARTS if wants_mtp else PARTS | UNWANTED_MTP))
+    )
 
 
-def _dropped(unknown: Mapping[str, tuple[int, ...]]) -> Iterator[Dropped]:
+def _dropped(unknown: Mapping[str, tuple[int, ...]], known: Mapping[str, tuple[str, str]]) -> Iterator[Dropped]:
     parts: dict[tuple[str, str], list[str]] = {}
     for name in unknown:
-        found = next((part for prefix, part in PARTS.items() if plain(name).startswith(prefix)), None)
+        found = next((part for prefix, part in known.items() if plain(name).startswith(prefix)), None)
         if found is not None:
             parts.setdefault(found, []).append(name)
     for (part, reason), names in parts.items():

@@ -215,6 +215,15 @@ def test_mtp_layers_that_are_not_wanted_are_dropped() -> None:
     assert dropped.weights == 64 * 128 + 5 * 64 + (192 + 48 + 48 + 96) * 64 + 2 * 24 + 3 * 96 * 64
 
 
+def test_stray_mtp_tensors_are_not_dropped() -> None:
+    """Those without a layer, of a model that has none, and of another name: config.json does not say 0 of them."""
+    join = {"mtp.fc.weight": MTP["mtp.fc.weight"]}
+    assert spec_of(hybrid(mtp_num_hidden_layers=1), shapes_of(spec_of(hybrid())) | join).dropped == ()
+    assert spec_of(hybrid(), shapes_of(spec_of(hybrid())) | MTP | {"mtp.embed_tokens.weight": (9, 64)}).dropped == ()
+    dense = config_of("qwen3_moe")
+    assert spec_of(dense, shapes_of(spec_of(dense)) | join).dropped == ()
+
+
 def test_mtp_layers_that_are_only_declared_are_none() -> None:
     spec = spec_of(hybrid(mtp_num_hidden_layers=1), shapes_of(spec_of(hybrid())))
     assert (spec.mtp, spec.dropped) == ((), ())
@@ -251,10 +260,23 @@ def test_an_mtp_layer_of_which_a_tensor_is_missing_is_there_and_named(tmp_path: 
         (hybrid(linear_num_value_heads=3), "linear_num_value_heads 3 is not a multiple of linear_num_key_heads 2"),
         (hybrid(linear_conv_kernel_dim=None), "linear_conv_kernel_dim: missing or not a positive integer"),
         (hybrid(layer_types=["full_attention"]), "layer_types: expected linear_attention or full_attention for each"),
+        (hybrid(layer_types=[["full_attention"]] * 4), "layer_types: expected linear_attention or full_attention"),
         (hybrid(mtp_use_dedicated_embeddings=True), "mtp_use_dedicated_embeddings: expected false"),
         (hybrid(full_attention_interval=0), "full_attention_interval: expected a positive integer, found 0"),
         (hybrid(partial_rotary_factor=1.5), "partial_rotary_factor must be above 0 and at most 1, found 1.5"),
-        (hybrid(rope_parameters={"mrope_section": [1] * 5}), "mrope_section must be up to four whole numbers"),
+        (
+            hybrid(partial_rotary_factor=0.01),
+            "partial_rotary_factor 0.01 of head_dim 24 must be an even number, found 0",
+        ),
+        (
+            hybrid(partial_rotary_factor=0.125),
+            "partial_rotary_factor 0.125 of head_dim 24 must be an even number, found 3",
+        ),
+        (hybrid(rope_parameters={"mrope_section": [1] * 5}), "mrope_section must be three or four whole numbers"),
+        (
+            hybrid(rope_parameters={"mrope_section": [8]}),
+            "mrope_section must be three or four whole numbers, found [8]",
+        ),
         (hybrid(rope_parameters={"mrope_interleaved": False}), "mrope_interleaved must be true, found False"),
         ({"model_type": "qwen3_5", "text_config": 3}, "text_config must be an object, found 3"),
     ],

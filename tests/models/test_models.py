@@ -162,6 +162,19 @@ def test_yarn_without_an_original_context_has_the_config_s() -> None:
     assert rope == Rope(1e6, "yarn", 2.0, 32768)
 
 
+def test_rope_scaling_takes_the_place_of_rope_parameters() -> None:
+    """As in transformers 5: what the latter says and the former lacks would be lost, which nobody means."""
+    yarn = {"rope_type": "yarn", **YARN}
+    same = {"rope_parameters": {"rope_theta": 1e6, **yarn}, "rope_scaling": {"type": "yarn", **YARN}}
+    assert spec_of(QWEN2_5_0_5B | same).rope == spec_of(QWEN2_5_0_5B | {"rope_scaling": yarn}).rope
+    assert spec_of(QWEN2_5_0_5B | {"rope_scaling": {**yarn, "rope_theta": 5e5}}).rope.theta == 5e5
+    lost = {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}, "rope_scaling": yarn}
+    with pytest.raises(CheckpointError) as caught:
+        spec_of(QWEN2_5_0_5B | lost)
+    assert "rope_parameters says rope_theta 500000.0, but rope_scaling takes its place, without it" in str(caught.value)
+    assert "rope_parameters says rope_type 'default', but rope_scaling takes its place" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "spelling",
     [

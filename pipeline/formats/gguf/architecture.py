@@ -118,6 +118,9 @@ def _problems(spec: ModelSpec) -> Iterator[str]:
         yield f"norm_topk_prob is {spec.experts.norm_topk}, llama.cpp takes {reader.scales_experts} for {arch}"
     if reader.splits_width and spec.n_heads * spec.head_dim != spec.d_model:
         yield f"head_dim is {spec.head_dim}, llama.cpp takes hidden_size / num_attention_heads for {arch}"
+    if spec.delta is not None and len(spec.linear) in {0, spec.n_layers}:  # it would end the process, or does not load
+        kind = "full" if not spec.linear else "linear"
+        yield f"layer_types: every layer has {kind} attention, llama.cpp runs {arch} with layers of both kinds only"
     if spec.delta is not None and spec.delta.k_dim != spec.delta.v_dim:
         yield (
             f"linear_key_head_dim is {spec.delta.k_dim} and linear_value_head_dim {spec.delta.v_dim}, "

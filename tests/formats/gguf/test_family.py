@@ -289,6 +289,8 @@ def test_experts_that_no_token_reached_are_finite_and_reported(make: Callable[..
     [
         ("qwen2_moe", {"norm_topk_prob": True}, "norm_topk_prob is True, llama.cpp takes False for qwen2moe"),
         ("qwen3_moe", {"norm_topk_prob": False}, "norm_topk_prob is False, llama.cpp takes True for qwen3moe"),
+        ("qwen3_5", {"layer_types": ["full_attention"] * 4}, "every layer has full attention"),
+        ("qwen3_5", {"layer_types": ["linear_attention"] * 4}, "every layer has linear attention"),
         ("qwen3_5", {"linear_value_head_dim": 32}, "linear_key_head_dim is 16 and linear_value_head_dim 32"),
         (
             "qwen3_5",
