@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.models import layers
 from pipeline.models.rope import read_rope
-from pipeline.models.settings import checked
+from pipeline.models.settings import checked, is_positive
 from pipeline.types import Experts, ModelSpec, TensorSpec
 
 
@@ -27,10 +27,20 @@ def dense_spec(
             `problems`.
     """
     rope, wrong = read_rope(config)
-    common = checked(config, [*problems, *wrong], ("intermediate_size",) if experts else ())
+    common = checked(config, [*problems, *wrong, *_kind_problems(config)], ("intermediate_size",) if experts else ())
     flags: dict[str, Any] = {"qkv_bias": qkv_bias, "qk_norm": qk_norm}
     tensors = tuple(_tensors(common, flags, experts, stored))
     return ModelSpec(**common, **flags, rope=rope, tensors=tensors, experts=experts)
+
+
+def _kind_problems(config: dict[str, Any]) -> Iterator[str]:
+    """layer_types that transformers would not build, or with which its forward pass fails."""
+    count, kinds = config.get("num_hidden_layers"), config.get("layer_types")
+    if kinds is None or not is_positive(count):
+        return
+    known = ("full_attention", "sliding_attention")  # settings.checked refuses the latter
+    if not isinstance(kinds, list) or len(kinds) != count or not all(kind in known for kind in kinds):
+        yield f"layer_types: expected full_attention for each of {count} layers, found {kinds!r:.80}"
 
 
 def _tensors(

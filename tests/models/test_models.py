@@ -248,7 +248,11 @@ def test_a_sliding_window_is_refused(base: dict[str, Any], setting: dict[str, An
 
 
 def test_a_window_that_is_switched_off_is_no_window() -> None:
-    config = QWEN2_5_0_5B | {"sliding_window": 4096, "use_sliding_window": False, "layer_types": ["full_attention"]}
+    config = QWEN2_5_0_5B | {
+        "sliding_window": 4096,
+        "use_sliding_window": False,
+        "layer_types": ["full_attention"] * 24,
+    }
     assert spec_of(config) == spec_of(QWEN2_5_0_5B)
 
 
@@ -301,6 +305,16 @@ def test_a_head_dim_that_is_no_positive_integer_is_refused(base: dict[str, Any],
 def test_a_width_below_the_heads_gives_no_head_dim() -> None:
     with pytest.raises(CheckpointError, match=r"head_dim must be a positive integer, found 0\n"):
         spec_of(QWEN2_5_0_5B | {"hidden_size": 8})
+
+
+@pytest.mark.parametrize(
+    "kinds", [["linear_attention"] * 24, ["full_attention"], "full_attention", [["full_attention"]]]
+)
+def test_layer_types_that_a_dense_model_does_not_have_are_refused(kinds: Any) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"layer_types: expected full_attention for each of 24 layers, found \[?'?"
+    ):
+        spec_of(QWEN2_5_0_5B | {"layer_types": kinds})
 
 
 def test_qwen3_with_biases_is_refused() -> None:
