@@ -36,8 +36,8 @@ SIDE_FILES = ("config.json", *TOKENIZER_FILES)
 
 HEAD = "lm_head.weight"
 
-FEW_UNKNOWN = 40
-"""Up to so many unknown tensors are told one by one: a checkpoint of another kind has hundreds."""
+FEW = 40
+"""Up to so many tensors are told one by one: of another kind or number of layers, a checkpoint has hundreds."""
 
 READ = f"{', '.join(BYTES)}, and {fp8.DTYPE} in blocks"
 
@@ -193,10 +193,10 @@ class Checkpoint:
         if spec.tied and (head := next((name for name in unknown if name.endswith(HEAD)), None)) is not None:
             unknown.remove(head)
             problems += self._head_problems(head, spans[0].name)
-        problems += self._unknown_problems(unknown, spec.model_type)
+        problems += (self._unknown(name, spec.model_type) for name in unknown)
         if problems:
             raise CheckpointError(
-                f"{self.path} is not a whole {spec.model_type} checkpoint:\n{listed(problems)}\n"
+                f"{self.path} is not a whole {spec.model_type} checkpoint:\n{listed(_grouped(problems))}\n"
                 "Nothing is dropped or guessed: fetch the checkpoint again, or take these tensors out of it."
             )
 
@@ -227,20 +227,6 @@ class Checkpoint:
             yield f"{companion}: expected {list(expected)}, by blocks of {blocks}, found {list(scales.shape)}"
         elif scales.dtype not in BYTES:
             yield f"{companion}: dtype {scales.dtype} is not read of scales, only {', '.join(BYTES)}"
-
-    def _unknown_problems(self, names: Sequence[str], model_type: str) -> Iterable[str]:
-        """Of each name, or, of many, of those that only differ in numbers together: every name is in one line."""
-        if len(names) <= FEW_UNKNOWN:
-            return [self._unknown(name, model_type) for name in names]
-        groups: dict[str, list[str]] = {}
-        for name in names:
-            groups.setdefault(re.sub(r"\d+", "N", name), []).append(name)
-        return [
-            f"{group}: {len(alike)} tensors, not of {model_type}"
-            if len(alike) > 1
-            else self._unknown(alike[0], model_type)
-            for group, alike in groups.items()
-        ]
 
     def _unknown(self, name: str, model_type: str) -> str:
         weight = name.removesuffix(fp8.SUFFIX)
@@ -276,6 +262,21 @@ class Checkpoint:
         digests = cached_sha256(sorted(set(files)))
         named = {path.relative_to(self.path).as_posix(): digest for path, digest in digests.items()}
         return SourceIdentity(self.name, self.revision, named)
+
+
+def _grouped(problems: Sequence[str]) -> list[str]:
+    """'NAME: what is wrong', or of many problems those together that only differ in the numbers of names."""
+    if len(problems) <= FEW:
+        return [*problems]
+    groups: dict[tuple[str, str], list[str]] = {}
+    for problem in problems:
+        name, _, what = problem.partition(": ")
+        key = re.sub(r"\d+", "N", name), re.sub(r"(?<=\.)\d+(?=\.)", "N", what)
+        groups.setdefault(key, []).append(problem)
+    return [
+        f"{name}, {len(alike)} tensors: {what}" if len(alike) > 1 else alike[0]
+        for (name, what), alike in groups.items()
+    ]
 
 
 def _joined(spans: Iterable[Span]) -> list[Span]:

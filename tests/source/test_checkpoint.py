@@ -173,10 +173,10 @@ def test_every_unknown_missing_and_misshapen_tensor_is_in_one_error(tmp_path: Pa
 
 
 @pytest.mark.parametrize("count", [40, 41])
-def test_many_unknown_tensors_are_told_by_what_they_are_called(count: int, tmp_path: Path) -> None:
-    """Beyond 40, numbers aside; none is left out, and what else is wrong is told of each tensor."""
+def test_many_problems_are_told_by_what_the_tensors_are_called(count: int, tmp_path: Path) -> None:
+    """Beyond 40 of them, numbers aside; none is left out."""
     names = [f"model.layers.{i}.odd.{part}" for i in range(19) for part in ("weight", "bias")]
-    names += ["vision2d.proj.weight", "text", "other"][: count - 38]
+    names += ["vision2d.proj.weight", "text", "other"][: count - 39]
 
     def change(tensors: dict[str, np.ndarray]) -> None:
         del tensors["model.norm.weight"]
@@ -189,14 +189,20 @@ def test_many_unknown_tensors_are_told_by_what_they_are_called(count: int, tmp_p
             [f"{name}: not a tensor of qwen2, [4]" for name in sorted(names)]
             if count == 40
             else [
-                "model.layers.N.odd.bias: 19 tensors, not of qwen2",
-                "model.layers.N.odd.weight: 19 tensors, not of qwen2",
-                "other: not a tensor of qwen2, [4]",
+                "model.layers.N.odd.bias, 19 tensors: not a tensor of qwen2, [4]",
+                "model.layers.N.odd.weight, 19 tensors: not a tensor of qwen2, [4]",
                 "text: not a tensor of qwen2, [4]",
                 "vision2d.proj.weight: not a tensor of qwen2, [4]",
             ]
         ),
     ]
+
+
+def test_layers_that_config_json_promises_and_no_file_has_are_told_together(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "c", Shape("qwen3"), config={"num_hidden_layers": 100})
+    lines = problems_of(checkpoint).splitlines()[1:-1]
+    assert "  - model.layers.N.self_attn.k_proj.weight, 98 tensors: missing, expected [32, 64]" in lines
+    assert len(lines) == 11  # the tensors of a layer
 
 
 # Sources that are quantized (llama.cpp#7505, #23758, #11991)
