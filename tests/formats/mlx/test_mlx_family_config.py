@@ -250,7 +250,9 @@ def test_settings_are_those_that_mlx_lm_takes(model_type: str, settings: dict[st
     if model_type.startswith("qwen3_5"):
         args = import_module("mlx_lm.models.qwen3_5").TextModelArgs.from_dict(args.text_config)
     if untrained(config):
-        with pytest.raises(ArtifactError, match=r"must have experts|norm_topk_prob: expected true"):
+        with pytest.raises(
+            ArtifactError, match=r"must have experts|norm_topk_prob: expected true|expected full_attention"
+        ):
             read_spec(config)
     else:
         assert compared(read_spec(config)) == expected(args, model_type)
@@ -259,7 +261,8 @@ def test_settings_are_those_that_mlx_lm_takes(model_type: str, settings: dict[st
 def untrained(config: dict[str, Any]) -> bool:
     """What mlx-lm runs, and no Qwen model is."""
     is_sparse = config["decoder_sparse_step"] != 1 and config["model_type"] in ("qwen3_moe", "qwen3_next")
-    return is_sparse or (config["model_type"] == "qwen3_5_moe" and config.get("norm_topk_prob") is False)
+    is_linear = "linear_attention" in config.get("layer_types", ()) and "linear_conv_kernel_dim" not in config
+    return is_sparse or is_linear or (config["model_type"] == "qwen3_5_moe" and config.get("norm_topk_prob") is False)
 
 
 def compared(spec: ModelSpec) -> tuple[Any, ...]:
