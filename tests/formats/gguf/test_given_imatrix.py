@@ -22,8 +22,8 @@ from pipeline.source.checkpoint import Checkpoint
 from pipeline.types import UsedImatrix
 
 SAID: dict[str, str | int] = {
-    "quantize.imatrix.file": "/home/me/models/theirs.imatrix",
-    "quantize.imatrix.dataset": "/home/me/texts/calibration v3.txt",
+    "quantize.imatrix.file": "/mnt/disk/models/theirs.imatrix",
+    "quantize.imatrix.dataset": "/mnt/disk/texts/calibration v3.txt",
     "quantize.imatrix.entries_count": 14,
     "quantize.imatrix.chunks_count": 125,
 }
@@ -94,8 +94,8 @@ UNKNOWN = UsedImatrix()
         ({"chunks_count": (True, GGUFValueType.BOOL)}, UNKNOWN),
         ({"chunks_count": (2.0, FLOAT)}, UNKNOWN),
         ({"file": (7, UINT), "dataset": (1.0, FLOAT), "chunks_count": ("many", TEXT)}, UNKNOWN),
-        ({"file": ("/home/me/", TEXT), "dataset": ("", TEXT)}, UNKNOWN),  # no part of it but folders
-        ({"dataset": ("/home/me/a\x1b[31m\nb.txt", TEXT)}, UsedImatrix(datasets=("a[31mb.txt",))),
+        ({"file": ("/mnt/disk/", TEXT), "dataset": ("", TEXT)}, UNKNOWN),  # no part of it but folders
+        ({"dataset": ("/mnt/disk/a\x1b[31m\nb.txt", TEXT)}, UsedImatrix(datasets=("a[31mb.txt",))),
         ({"file": ("x" * 4000, TEXT)}, UsedImatrix(file="x" * 127)),
     ],
 )

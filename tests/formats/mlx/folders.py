@@ -1,4 +1,4 @@
-"""MLX folders made by mlx-lm, and changed by hand: what others could give us."""
+"""MLX folders made by us, or by mlx-lm and changed by hand: what others could give us."""
 
 from __future__ import annotations
 
@@ -9,11 +9,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline.formats.mlx.write import write
+from pipeline.source.checkpoint import Checkpoint
+from pipeline.types import Artifact
+
 Tensors = dict[str, tuple[str, list[int], bytes]]
 """dtype, shape and data by name."""
 
 Change = Callable[[Tensors], Any]
 GONE = object()
+
+
+def convert(source: Path, scheme: str, folder: Path) -> Artifact:
+    """Our folder of a checkpoint."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with Checkpoint(source) as checkpoint:
+        return write(checkpoint, scheme, folder)
 
 
 def converted(source: Path, out: Path, **settings: Any) -> Path:
